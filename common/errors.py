@@ -1,0 +1,28 @@
+"""The one exception a user is meant to read: what is wrong, where, and what to do, in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Wrong input or configuration. Printed as one sentence without a traceback; the exit code is 1."""
+
+
+def one_of(field: str, value: object, choices: Iterable[object]) -> None:
+    """Refuse `value` unless it is one of `choices`; the message names the field, the choices and the nearest one."""
+    choices = list(choices)
+    if value in choices:
+        return
+    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(f"{field}={value} is not known; choose one of {', '.join(map(str, choices))}.{hint}")
+
+
+def at_least(field: str, value: float | None, least: float, *, optional: bool = False) -> None:
+    """Refuse `value` unless it is a number >= `least` (or null where `optional`)."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+        raise UserError(f"{field}={value} must be a number of at least {least}{' or null' if optional else ''}.")
