@@ -9,6 +9,7 @@ instant leaves a whole one. Nothing is unpickled but tensors and plain container
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -25,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from common.distributed import World
-from common.files import recover_directory, replace_directory, write_bytes, write_json, write_text
+from common.files import TEMPORARY, recover_directory, replace_directory, write_bytes, write_json, write_text
 
 __all__ = [
     "Checkpoint", "Checkpoints", "read_tensors", "replace_directory", "write_bytes", "write_json", "write_tensors", "write_text",
@@ -76,7 +77,12 @@ class Checkpoints:
                 recover_directory(path)
 
     def save(
-        self, step: int, *, weights: Mapping[str, Mapping[str, Tensor]], optimizer: Mapping[str, Any], state: Mapping[str, Any]
+        self,
+        step: int,
+        *,
+        weights: Mapping[str, Mapping[str, Tensor]],
+        optimizer: Mapping[str, Any],
+        state: Mapping[str, Any],
     ) -> None:
         """Store a checkpoint and remove the older ones. Every rank calls; only rank 0's arguments matter.
 
@@ -87,7 +93,9 @@ class Checkpoints:
             with replace_directory(path) as directory:
                 for name, tensors in weights.items():
                     write_tensors(directory / (quote(name, safe="") + SUFFIX), tensors)
-                torch.save(dict(optimizer), directory / "optimizer.pt")
+                buffer = io.BytesIO()
+                torch.save(dict(optimizer), buffer)
+                write_bytes(directory / "optimizer.pt", buffer.getvalue())
                 write_text(directory / "state.json", json.dumps({"step": step, "state": dict(state)}, indent=1))
             for other in self._stored():
                 if other != path:
@@ -99,7 +107,7 @@ class Checkpoints:
         for path in reversed(self._stored()):
             try:
                 return _read(path)
-            except Exception as error:  # a damaged disk or copy: an older checkpoint is better than none
+            except Exception as error:
                 log.warning("%s cannot be read and is passed over: %s", path, error)
         return None
 
@@ -108,7 +116,7 @@ class Checkpoints:
         """`replace_directory` for all ranks: each gets the same temporary directory, rank 0 makes and renames it."""
         if not self.world.main:
             self.world.barrier()
-            yield path.parent / f".tmp-{path.name}"
+            yield path.parent / f"{TEMPORARY}{path.name}"
             self.world.barrier()
             self.world.barrier()
             return
@@ -120,8 +128,8 @@ class Checkpoints:
 
     def _stored(self) -> list[Path]:
         """Checkpoint directories, oldest step first."""
-        found = [(re.fullmatch(r"step-(\d+)", path.name), path) for path in self.root.glob("step-*")]
-        return [path for match, path in sorted(((int(m[1]), p) for m, p in found if m), key=lambda pair: pair[0])]
+        found = [path for path in self.root.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def _read(path: Path) -> Checkpoint:
