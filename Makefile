@@ -1,0 +1,49 @@
+# One place for the commands of this project; `make` alone lists them. Everything that needs packages installs them first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := test,env,slurm
+SEEDS ?= 0,1,2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format experiments bench clean
+
+help: ## list these commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with the pinned versions of constraints.txt (again only when they change)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## SFT, RLVR and OPD learn addition over three seeds; ends with the path of a picture
+	@$(BIN)/python -m rlsim experiment=demo
+
+test: $(STAMP) ## lint, then the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP) ## every test, the slow ones too
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: $(STAMP) ## ruff check and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+experiments: $(STAMP) ## the four experiments of the simulator, every arm, SEEDS=0,1,2
+	@for name in single cold weak multi; do $(BIN)/python -m rlsim experiment=$$name seed=$(SEEDS) || exit 1; done
+
+bench: $(STAMP) ## the benchmarks; they print ratios
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean: ## remove caches and .venv; outputs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
