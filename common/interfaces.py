@@ -169,8 +169,11 @@ class Task(Protocol):
     size: int | None  # rows in an epoch; None = endless
     offline: bool  # True: `batch(...).rows` is recorded experience and nothing is sampled
 
-    def batch(self, step: int, n: int) -> Batch:
-        """`n` problems (fewer at the end of an epoch) for this step; a pure function of (seed, step). Owns the curriculum."""
+    def batch(self, step: int, n: int, draw: int = 0) -> Batch:
+        """`n` problems (fewer at the end of an epoch) for this step; a pure function of (seed, step, draw). Owns the curriculum.
+
+        Draws 1, 2, ... are further problems for the same step (dynamic sampling).
+        """
         ...
 
     def experience(self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor) -> Experience:

@@ -23,13 +23,13 @@ from common.distillation import Distillation, sampled_advantage
 from common.errors import UserError, one_of
 from common.interfaces import Batch, Experience, Metrics
 from common.logprobs import entropy, log_probs
-from common.mismatch import Mismatch, importance_weights
+from common.mismatch import Mismatch
 from common.optimizer import Optim
 from common.seeding import numpy_rng, uniforms
 from common.trainers.context import Context
 from common.trainers.loop import Loop
 from common.trainers.rollout import Sampling, groups_of
-from common.trainers.scoring import masked_mean, teacher_log_probs, written
+from common.trainers.scoring import masked_mean, score, teacher_log_probs, written
 from common.trainers.sft import reference_rows, teacher_rows
 
 
@@ -71,6 +71,7 @@ class OPD:
             problems = max(1, self.optim.rows_per_update // self.sampling.group)
             batch = context.task.batch(step, problems)
             rows = self._rows(context, batch, step)
+            rows = self._corrected(context, rows)
             scale_NA = token_weights(rows.mask_NA, rows.weights, self.objective.aggregate, self.objective.constant)
             loop.update(rows.with_extras(scale_NA=scale_NA), lambda micro: self._loss(context, micro))
 
@@ -83,6 +84,14 @@ class OPD:
             outcome_NA = self.advantage(rows.rewards_N, groups_of(rows).to(rows.rewards_N.device), rows.mask_NA, rows.weights)
             rows = rows.with_extras(outcome_NA=outcome_NA)
         return self._with_off_policy(context, batch, rows, step) if self.off_policy else rows
+
+    def _corrected(self, context: Context, rows: Experience) -> Experience:
+        """w = sg[s / mu] of the sampler mu. The one update follows at once, so s may be scored before it."""
+        if self.mismatch.treatment == "off" or rows.rollout_logps is None:
+            return rows
+        old_NA = score(context.policy, rows, context.world, self.optim.micro_batch)
+        used_NA, keep_NA, _ = self.mismatch(old_NA, rows.rollout_logps, rows.mask_NA, rows.weights)
+        return replace(rows, mask_NA=keep_NA).with_extras(importance_NA=used_NA)
 
     def _with_off_policy(self, context: Context, batch: Batch, rows: Experience, step: int) -> Experience:
         given = reference_rows(batch) if self.off_policy_source == "reference" else teacher_rows(context, batch)
@@ -118,12 +127,7 @@ class OPD:
         """MOPD's policy gradient on the written tokens: -w A log s(y), w = sg[s / mu] of the sampler mu."""
         logps_NA, scale_NA = written(student_NAV, micro), micro.extras["scale_NA"]
         advantage_NA = sampled_advantage(logps_NA, written(teacher_NAV, micro), micro.extras.get("outcome_NA"), self.objective.outcome)
-        if self.mismatch.treatment != "off" and micro.rollout_logps is not None:
-            weight_NA = importance_weights(logps_NA.detach(), micro.rollout_logps, micro.mask_NA, self.mismatch.level)
-            if self.mismatch.treatment == "truncate":
-                weight_NA = weight_NA.clamp(max=self.mismatch.high)
-            else:
-                weight_NA = weight_NA * ((weight_NA >= self.mismatch.low) & (weight_NA <= self.mismatch.high))
-            advantage_NA = advantage_NA * weight_NA
+        if "importance_NA" in micro.extras:
+            advantage_NA = advantage_NA * micro.extras["importance_NA"]
         gap_NA = (logps_NA - written(teacher_NAV, micro)).detach()
         return -advantage_NA * logps_NA, gap_NA, scale_NA
