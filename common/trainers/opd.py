@@ -49,6 +49,7 @@ class OPD:
     teacher: str = "subject"
     off_policy: float = 0.0
     off_policy_source: str = "reference"
+    name: str = "opd"
 
     def __post_init__(self) -> None:
         one_of("method.teacher", self.teacher, ("subject", "mixture"))

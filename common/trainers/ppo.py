@@ -11,7 +11,7 @@ task's rows are one round: the trainer of rows that a server produced is the tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -46,6 +46,7 @@ class PPO:
     objective: PolicyGradient = field(default_factory=PolicyGradient)
     advantage: Advantage = field(default_factory=Advantage)
     mismatch: Mismatch = field(default_factory=Mismatch)
+    name: str = "ppo"
 
     def __post_init__(self) -> None:
         at_least("method.rows_per_round", self.rows_per_round, 1, optional=True)
@@ -54,9 +55,10 @@ class PPO:
     def train(self, context: Context) -> None:
         """Run to the horizon; an offline task's rows make exactly one round."""
         reference = reference_policy(context, self.objective)
+        optim = self.optim
         if context.task.offline:
-            context.rounds = 1
-        loop = Loop(context, self.optim)
+            context.rounds, optim = 1, replace(optim, epochs=self.epochs)
+        loop = Loop(context, optim)
         for round_ in loop.rounds():
             rows, sampled = sample_with_signal(context, round_, self.rows_per_round, self.sampling)
             rows, mismatched = prepare(

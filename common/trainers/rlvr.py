@@ -62,6 +62,7 @@ class RLVR:
     objective: PolicyGradient = field(default_factory=lambda: PolicyGradient(surrogate="reinforce"))
     advantage: Advantage = field(default_factory=Advantage)
     mismatch: Mismatch = field(default_factory=Mismatch)
+    name: str = "rlvr"
 
     def train(self, context: Context) -> None:
         """Run to the horizon."""

@@ -70,6 +70,7 @@ class SFT:
     optim: Optim
     targets: str = "teacher"
     aggregate: str = "token_mean"
+    name: str = "sft"
 
     def __post_init__(self) -> None:
         one_of("method.targets", self.targets, ("teacher", "reference"))
