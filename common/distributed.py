@@ -15,6 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.errors import UserError, one_of
+
+MODES = ("auto", "single", "ddp", "fsdp")
+
 
 @dataclass(frozen=True)
 class World:
@@ -23,6 +27,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
+    mode: str = "single"  # single | ddp | fsdp: how a policy's module is wrapped
 
     @property
     def main(self) -> bool:
@@ -84,3 +89,34 @@ class World:
 def environment() -> tuple[int, int, int]:
     """(rank, world size, local rank) as torchrun sets them; (0, 1, 0) without it."""
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+
+
+def open_world(mode: str = "auto", backend: str | None = None) -> World:
+    """This process's world, with one process group per process however many jobs it runs.
+
+    mode "auto" is ddp under torchrun with several processes, else single. backend None is nccl on GPUs and gloo on CPUs.
+    Raises UserError where the mode and the way the program was started do not fit.
+    """
+    one_of("distributed", mode, MODES)
+    rank, size, local = environment()
+    torchrun = "RANK" in os.environ
+    if mode == "single" and size > 1:
+        raise UserError(f"distributed=single under torchrun with {size} processes would run {size} times; use distributed=auto.")
+    if mode in ("ddp", "fsdp") and not torchrun:
+        raise UserError(f"distributed={mode} needs torchrun: torchrun --nproc_per_node=2 -m APP ... distributed={mode}")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    if size == 1 and mode != "fsdp":
+        return World(device=device)
+    if not dist.is_initialized():
+        chosen = backend or ("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(chosen, device_id=device if chosen == "nccl" else None)
+    return World(rank, size, device, "ddp" if mode == "auto" else mode)
+
+
+def close_world() -> None:
+    """Leave the process group, if there is one: once, at the end of the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
