@@ -1,0 +1,69 @@
+"""A random tiny Qwen3.5 with LoRA, and rows with frames to read: nothing is downloaded, nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COLORS = ("red", "green", "blue", "purple")
+KINDS = ("ball", "box", "key")
+
+
+def make_rows(directory: Path, n: int, *, seed: int = 0, adv: bool = False, digits: int = 3, levels: int = 4) -> Path:
+    """A jsonl of n rows with random frames of two sizes, names of different length and random codes."""
+    rng = np.random.default_rng(seed)
+    frames = directory / "frames"
+    frames.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for i in range(n):
+        side = 48 if i % 3 else 32
+        Image.fromarray(rng.integers(0, 255, (side, 48, 3), dtype=np.uint8)).save(frames / f"{seed}-{i}.png")
+        row = {
+            "image": f"frames/{seed}-{i}.png",
+            "name": f"{COLORS[i % 4]} {KINDS[i % 3]}" if i % 2 else "door",
+            "code": "".join(str(d) for d in rng.integers(0, levels, digits)),
+        }
+        if i % 4 == 0:
+            row["memory"] = ["0101", "11"]
+        if adv:
+            row |= {"adv": float(rng.normal()), "vllm_logp": float(-rng.exponential() - 3)}
+        lines.append(json.dumps(row))
+    path = directory / f"rows{seed}.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def make_policy(*, seed: int = 0, levels=(4, 4, 4), **options):
+    """A VLMPolicy on random weights; options go to VLMPolicy. Its fresh adapter is shaken so that it changes the output."""
+    import torch
+
+    from bt_policy import adapters, prompt
+    from bt_policy.encoding import Encoder
+    from bt_policy.tiny import build
+    from bt_policy.vlm import VLMPolicy
+
+    tokens = build.tokenizer([f"user assistant Go to the {c} {k}. Code: Memory:" for c in COLORS for k in KINDS] * 4)
+    base = build.model(build.config(tokens), seed)
+    encoder = Encoder(tokens, build.image_processor(), prompt.from_config(), base)
+    model = adapters.attach(base, adapter=None, others={}, seed=seed, r=4, alpha=8, dropout=0.0, modules=adapters.MODULES)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B.default" in name:
+            parameter.data.normal_(0, 0.05, generator=generator)
+    return VLMPolicy(model, encoder, levels, **options)
+
+
+@pytest.fixture()
+def policy():
+    """A fresh small policy."""
+    return make_policy()
+
+
+@pytest.fixture(scope="session")
+def rows_file(tmp_path_factory) -> Path:
+    """24 supervised rows."""
+    return make_rows(tmp_path_factory.mktemp("rows"), 24)
