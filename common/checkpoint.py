@@ -1,10 +1,10 @@
 """Checkpoints of a run: weights as safetensors, the optimizer, and the position, in one directory that appears whole.
 
-    checkpoints/step-000123/   policy.safetensors  optimizer.pt  state.json      what a resumed run continues from
-    checkpoints/best/ last/                                                      what a user keeps (policy.save writes there)
+    checkpoints/step-000123/     what a resumed run continues from: policy.safetensors  optimizer.pt  state.json
+    checkpoints/best/  last/     what a user keeps: policy.save writes there
 
-A checkpoint is written under a temporary name and renamed; the previous one is removed only after that, so a kill at any
-instant leaves a whole one. Nothing is unpickled but tensors and plain containers (`weights_only=True`).
+A checkpoint is written under a temporary name and renamed; the previous one is removed only after that, so a kill at
+any instant leaves a whole one. Nothing is unpickled but tensors and plain containers (`weights_only=True`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from torch import Tensor
 from common.distributed import World
 from common.files import TEMPORARY, recover_directory, replace_directory, write_bytes, write_json, write_text
 
-__all__ = [
-    "Checkpoint", "Checkpoints", "read_tensors", "replace_directory", "write_bytes", "write_json", "write_tensors", "write_text",
-]  # fmt: skip
+__all__ = ["Checkpoint", "Checkpoints", "read_tensors", "write_tensors"]
+__all__ += ["replace_directory", "write_bytes", "write_json", "write_text"]  # from common.files, for those who store
 
 log = logging.getLogger(__name__)
 

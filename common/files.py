@@ -58,7 +58,7 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def replace_directory(path: str | Path) -> Iterator[Path]:
-    """Yield an empty directory that takes the place of `path` when the block ends; on an exception `path` stays as it was.
+    """Yield an empty directory that takes the place of `path` when the block ends; on an exception `path` is kept.
 
     A directory cannot be renamed over another one, so there is an instant without `path`: `recover_directory` undoes a
     kill in that instant.
@@ -79,7 +79,7 @@ def replace_directory(path: str | Path) -> Iterator[Path]:
 
 
 def recover_directory(path: str | Path) -> None:
-    """Clean up after an interrupted `replace_directory(path)`: the old directory returns if the new one had not arrived."""
+    """Clean up after an interrupted `replace_directory(path)`: the old one returns if the new one had not arrived."""
     path = Path(path)
     replaced = path.parent / f"{REPLACED}{path.name}"
     if replaced.exists() and not path.exists():

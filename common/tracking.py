@@ -62,12 +62,12 @@ class Tracker:
         self._file: TextIO | None = None
         self._bar: Any = None
         self._stack = ExitStack()
-        self._origin: tuple[int, float] | None = (
-            None  # first step seen and when: what the remaining time is estimated from
-        )
+        self._origin: tuple[int, float] | None = None  # first step seen and when, for the remaining time
+        self._began = 0.0  # monotonic clock, moved back by what a resumed run had used already
 
     def __enter__(self) -> Self:
         if self._main:
+            self._began = time.monotonic()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a", encoding="utf-8")
             self._wandb = wandb_run.start(self.path.parent, **self._wandb_arguments)
@@ -84,11 +84,15 @@ class Tracker:
         self._wandb.finish(failed=kind is not None)
 
     def log(self, step: int, values: Mapping[str, float], times: Mapping[str, float] | None = None) -> None:
-        """One line of metrics.jsonl, one W&B entry, one log line. `times` are written as `time/<name>`; NaN as null."""
+        """One line of metrics.jsonl, one W&B entry, one log line. NaN is written as null.
+
+        `times` are written as `time/<name>`; `time/elapsed`, seconds of this run without its interruptions, is added.
+        """
         if not self._main:
             return
         entry = finite({name: _plain(values[name]) for name in sorted(values)})
-        entry |= finite({f"time/{name}": _plain(value) for name, value in sorted((times or {}).items())})
+        times = {**(times or {}), "elapsed": round(time.monotonic() - self._began, 3)}
+        entry |= finite({f"time/{name}": _plain(times[name]) for name in sorted(times)})
         if self._file is not None:
             self._file.write(json.dumps({"step": step, **entry}, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
@@ -122,10 +126,12 @@ class Tracker:
         """A run resumes at `step`: what was recorded after it, or half a last line, is dropped from metrics.jsonl."""
         if not self._main:
             return
-        kept = [text for text, entry in _entries(self.path) if entry["step"] <= step]
+        kept = [(text, entry) for text, entry in _entries(self.path) if entry["step"] <= step]
+        if kept:
+            self._began = time.monotonic() - (kept[-1][1].get("time/elapsed") or 0.0)
         if self._file is not None:
             self._file.close()
-        write_text(self.path, "".join(text + "\n" for text in kept))
+        write_text(self.path, "".join(text + "\n" for text, _ in kept))
         if self._file is not None:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
         self._origin = None
@@ -149,7 +155,7 @@ class Tracker:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The entries of a run's metrics.jsonl, in the order written; [] where there is none. Half a last line is left out."""
+    """The entries of a run's metrics.jsonl, in the order written; [] where there is none. Half a line is left out."""
     return [entry for _, entry in _entries(Path(directory) / METRICS)]
 
 

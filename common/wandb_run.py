@@ -22,6 +22,21 @@ from common.files import write_text
 log = logging.getLogger(__name__)
 
 LONGEST_NAME, LONGEST_TAG = 128, 64  # what the W&B server accepts
+SETTINGS = {  # a version of W&B that does not know one is not given it
+    "silent": True,
+    "quiet": True,
+    "console": "off",
+    "save_code": False,
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "program": "",
+    "host": "",
+    "x_disable_stats": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+}
 
 
 class WandbRun:
@@ -97,53 +112,57 @@ def start(
     """
     if options.get("mode") == "disabled":
         return WandbRun()
+    described = {
+        "name": _shorten(name, LONGEST_NAME),
+        "group": _shorten(group, LONGEST_NAME),
+        "job_type": _shorten(job_type, LONGEST_NAME),
+        "tags": [_shorten(tag, LONGEST_TAG) for tag in tags if tag],
+        "config": dict(config),
+        "project": options.get("project"),
+        "entity": options.get("entity"),
+    }
     try:
-        return WandbRun(
-            _start(Path(directory), options, name=name, group=group, job_type=job_type, tags=tags, config=config)
-        )
-    except Exception as error:
+        return WandbRun(_start(Path(directory), options.get("mode", "offline") == "online", described))
+    except Exception as error:  # whatever W&B raises, training goes on
         log.warning("W&B did not start (%s: %s); the run goes on without it.", type(error).__name__, error)
         return WandbRun()
 
 
-def _start(
-    directory: Path, options: Mapping[str, Any], *, tags: Sequence[str], config: Mapping[str, Any], **names: str
-) -> Any:
-    offline = options.get("mode", "offline") != "online"
-    if offline:
+def _start(directory: Path, online: bool, described: Mapping[str, Any]) -> Any:
+    if not online:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its crash reports go over the network, offline too
     logging.getLogger("wandb").setLevel(logging.ERROR)
     import wandb
 
-    settings = wandb.Settings(
-        silent=True, quiet=True, console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True,
-        x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
-        program="", host="",
-    )  # fmt: skip
-    if not offline and not wandb.login(prompt=False, verify=False):
-        log.warning(
-            "Nobody is logged in to W&B: recording offline (`wandb login`, or WANDB_API_KEY, and `wandb sync` later)."
-        )
-        offline = True
-    if wandb.run is not None:  # left by a job that died in this process; without this the next init would return it
+    if online and not _logged_in(wandb):
+        log.warning("Nobody is logged in to W&B, so it records offline. Log in with `wandb login` or WANDB_API_KEY.")
+        online = False
+    if wandb.run is not None:  # left by a job that died in this process; the next init would return it
         wandb.run.finish(exit_code=1)
     identity = directory / "wandb" / "run-id"
+    known = identity.read_text(encoding="utf-8").strip() if identity.exists() else None
     run = wandb.init(
-        mode="offline" if offline else "online",
-        project=options.get("project"),
-        entity=options.get("entity"),
+        mode="online" if online else "offline",
         dir=str(directory),
-        id=identity.read_text().strip() if identity.exists() else None,
-        resume=None if offline or not identity.exists() else "allow",
-        tags=[_shorten(tag, LONGEST_TAG) for tag in tags if tag],
-        config=dict(config),
-        settings=settings,
-        **{key: _shorten(text, LONGEST_NAME) for key, text in names.items()},
+        id=known,
+        resume="allow" if online and known else None,  # offline W&B ignores it: what ties the parts together is the id
+        settings=wandb.Settings(
+            **{key: value for key, value in SETTINGS.items() if key in wandb.Settings.model_fields}
+        ),
+        **described,
     )
     write_text(identity, run.id)
     run.define_metric("step", hidden=True)
     run.define_metric("*", step_metric="step")
     return run
+
+
+def _logged_in(wandb: Any) -> bool:
+    """True where W&B has credentials; never asks for them."""
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except TypeError:  # versions whose login() cannot be told not to ask
+        return bool(wandb.api.api_key)
 
 
 def _shorten(text: str, most: int) -> str:

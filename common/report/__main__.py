@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.report.curves import RESULT, read_runs
+from common.report.curves import read_runs
 from common.report.sweep import rebuild
 
 
@@ -29,8 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _check(directory: Path) -> None:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run's or a sweep's, for example one under outputs/.")
-    if not (directory / RESULT).exists() and not read_runs(directory.resolve()):
-        raise UserError(f"{directory} holds no run (no {RESULT}, no metrics.jsonl below it); give a run's or a sweep's.")
+    if not read_runs(directory.resolve()):
+        raise UserError(
+            f"{directory} holds no run (no result.json, no metrics.jsonl below it); give a run's or a sweep's."
+        )
 
 
 if __name__ == "__main__":

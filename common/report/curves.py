@@ -52,7 +52,9 @@ class Run:
 
     def series(self, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """(x, value) of a metric where both were recorded, x ascending. Empty arrays where there is none."""
-        pairs = [(entry[x], entry[name]) for entry in self.metrics if _number(entry.get(x)) and _number(entry.get(name))]
+        pairs = [
+            (entry[x], entry[name]) for entry in self.metrics if _number(entry.get(x)) and _number(entry.get(name))
+        ]
         pairs.sort(key=lambda pair: pair[0])
         return np.array([p[0] for p in pairs], float), np.array([p[1] for p in pairs], float)
 
@@ -147,7 +149,10 @@ def arms_of(runs: Iterable[Run], order: Sequence[str] = ()) -> list[Arm]:
         kept[run.arm, run.seed if run.seed is not None else run.directory] = run
     names = {arm for arm, _ in kept}
     ordered = [name for name in order if name in names] + sorted(names - set(order), key=_natural)
-    return [Arm(n, sorted((r for r in kept.values() if r.arm == n), key=lambda r: (r.seed or 0, str(r.directory)))) for n in ordered]
+    return [
+        Arm(n, sorted((r for r in kept.values() if r.arm == n), key=lambda r: (r.seed or 0, str(r.directory))))
+        for n in ordered
+    ]
 
 
 def measures_of(arms: Iterable[Arm]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def student_cdf(t: float, freedom: int) -> float:
     return 0.5 + inside / 2  # `inside` is P(-t < T < t), negative for negative t
 
 
-@lru_cache(maxsize=None)
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """The t with P(T <= t) = probability, by bisection; to 1e-12 relative."""
     if freedom < 1 or not 0.5 <= probability < 1:

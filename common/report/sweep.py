@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import quote
 
 from common.files import write_json, write_text
-from common.report.curves import Arm, Run, arms_of, label, measures_of, read_run, read_runs
+from common.report.curves import RESULT, Arm, Run, arms_of, label, measures_of, read_run, read_runs
 from common.report.tables import rows, summary, table
+from common.tracking import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,12 @@ def write_run(directory: str | Path) -> Path:
 
 
 def write_sweep(
-    directory: str | Path, *, name: str, failed: Sequence[dict[str, Any]] = (), arms: Sequence[str] = (), x: str = "step"
+    directory: str | Path,
+    *,
+    name: str,
+    failed: Sequence[dict[str, Any]] = (),
+    arms: Sequence[str] = (),
+    x: str = "step",
 ) -> Path:
     """Write results/<name>.json, summary.md and curves.png of the runs below `directory`; print the table.
 
@@ -85,7 +91,7 @@ def results(arms: Sequence[Arm], failed: Sequence[dict[str, Any]], root: Path) -
 def rebuild(directory: str | Path, x: str = "step") -> Path:
     """Write the report of a sweep or a run again, from what its directory holds now."""
     directory = Path(directory).resolve()
-    if (directory / "result.json").exists():
+    if (directory / RESULT).exists() or (directory / METRICS).exists():
         return write_run(directory)
     earlier = sorted((directory / "results").glob("*.json"), key=os.path.getmtime)
     name, order, failed = directory.name, [], []
@@ -151,4 +157,4 @@ def _relative(entry: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _finished_since(entry: dict[str, Any], root: Path) -> bool:
-    return bool(entry.get("directory")) and (root / entry["directory"] / "result.json").exists()
+    return bool(entry.get("directory")) and (root / entry["directory"] / RESULT).exists()

@@ -13,7 +13,13 @@ THRESHOLD = 0.9
 
 
 def summary(
-    name: str, arms: Sequence[Arm], measures: Sequence[str], *, failed: Sequence[dict[str, Any]], unfinished: Sequence[Run], root: Path
+    name: str,
+    arms: Sequence[Arm],
+    measures: Sequence[str],
+    *,
+    failed: Sequence[dict[str, Any]],
+    unfinished: Sequence[Run],
+    root: Path,
 ) -> str:
     """The whole page: what ran, the table, how to read it, and what is missing."""
     parts = [f"# {name}", described(arms)]
@@ -22,7 +28,9 @@ def summary(
     if failed:
         parts += ["## Failed jobs", "\n".join(failure(entry, root) for entry in failed)]
     if unfinished:
-        lines = [f"- {_who(run.arm, run.seed)}: no result.json (log: {_log(run.directory, root)})" for run in unfinished]
+        lines = [
+            f"- {_who(run.arm, run.seed)}: no result.json (log: {_log(run.directory, root)})" for run in unfinished
+        ]
         parts += ["## Unfinished jobs", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
@@ -67,8 +75,8 @@ def notes(arms: Sequence[Arm], measures: Sequence[str]) -> str:
         said.append("One seed has no interval.")
     if any(is_fraction(measure) for measure in measures):
         said.append(
-            f"to {THRESHOLD:.0%}: median over seeds of the first evaluated step at {THRESHOLD:.0%} or more, and how many"
-            " seeds reached it; a seed that did not counts as later than all others."
+            f"to {THRESHOLD:.0%}: median over seeds of the first evaluated step at {THRESHOLD:.0%} or more (seeds that"
+            " reached it / seeds); a seed that did not counts as later than all others."
         )
     said.append("seconds: mean of a run.")
     return " ".join(said)
@@ -94,7 +102,7 @@ def speed(arm: Arm, measure: str) -> str:
 
 def is_fraction(measure: str) -> bool:
     """True for what lies in [0, 1] and is best at 1."""
-    return measure.startswith(ACCURACY) or measure == "success" or measure.startswith("success/")
+    return measure == "success" or measure.startswith((ACCURACY, "success/"))
 
 
 def failure(entry: dict[str, Any], root: Path) -> str:
