@@ -25,10 +25,10 @@ from common.interfaces import Batch, Experience, Metrics
 from common.logprobs import entropy, log_probs
 from common.mismatch import Mismatch
 from common.optimizer import Optim
-from common.seeding import numpy_rng, uniforms
+from common.seeding import numpy_rng
 from common.trainers.context import Context
 from common.trainers.loop import Loop
-from common.trainers.rollout import Sampling, groups_of
+from common.trainers.rollout import Sampling, answer, groups_of, problems_of
 from common.trainers.scoring import masked_mean, score, teacher_log_probs, written
 from common.trainers.sft import reference_rows, teacher_rows
 
@@ -69,17 +69,14 @@ class OPD:
             raise UserError("distillation on the student's own answers needs a task that samples; these rows are recorded (they carry adv).")
         loop = Loop(context, self.optim)
         for step in loop.steps():
-            problems = max(1, self.optim.rows_per_update // self.sampling.group)
-            batch = context.task.batch(step, problems)
+            batch = problems_of(context, step, self.optim, self.sampling)
             rows = self._rows(context, batch, step)
             rows = self._corrected(context, rows)
             scale_NA = token_weights(rows.mask_NA, rows.weights, self.objective.aggregate, self.objective.constant)
             loop.update(rows.with_extras(scale_NA=scale_NA), lambda micro: self._loss(context, micro))
 
     def _rows(self, context: Context, batch: Batch, step: int) -> Experience:
-        policy, group = context.policy, self.sampling.group
-        noise_NA = uniforms(context.seed, "rollout", step, len(batch) * group, policy.answer_len)
-        rows = context.task.experience(policy, batch, group, temperature=self.sampling.temperature, uniforms_NA=noise_NA)
+        rows = answer(context, batch, step, self.sampling)
         if self.objective.outcome:
             assert rows.rewards_N is not None, "an outcome advantage needs rewards"
             outcome_NA = self.advantage(rows.rewards_N, groups_of(rows).to(rows.rewards_N.device), rows.mask_NA, rows.weights)

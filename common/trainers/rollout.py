@@ -12,10 +12,12 @@ import torch
 
 from common.advantages import Advantage, refuse_non_finite, signal
 from common.aggregation import token_weights
-from common.interfaces import Experience, Policy
+from common.errors import UserError, at_least
+from common.interfaces import Batch, Experience, Policy
 from common.kl import KL, kl_estimate
 from common.mismatch import Mismatch, answer_gap
 from common.objectives import PolicyGradient
+from common.optimizer import Optim
 from common.seeding import uniforms
 from common.trainers.context import Context
 from common.trainers.scoring import score
@@ -30,8 +32,6 @@ class Sampling:
     resample: int = 0  # dynamic sampling (DAPO): further draws that may replace groups without signal
 
     def __post_init__(self) -> None:
-        from common.errors import UserError, at_least
-
         at_least("method.sampling.group", self.group, 1)
         at_least("method.sampling.resample", self.resample, 0)
         if not self.temperature > 0:
@@ -40,16 +40,27 @@ class Sampling:
 
 def sample(context: Context, step: int, rows: int | None, sampling: Sampling, draw: int = 0) -> Experience:
     """Rows of one round: recorded ones where the task is offline, else `group` answers to each of rows / group problems."""
-    task, policy = context.task, context.policy
+    task = context.task
     if task.offline:
         recorded = task.batch(step, rows or task.size or 0).rows
         assert recorded is not None, "an offline task's batch carries its rows"
         return recorded
-    problems = max(1, (rows or task.size or 1) // sampling.group)
-    batch = task.batch(step, problems, draw) if draw else task.batch(step, problems)
-    purpose = "rollout" if draw == 0 else f"rollout {draw}"
-    noise_NA = uniforms(context.seed, purpose, step, len(batch) * sampling.group, policy.answer_len)
-    return task.experience(policy, batch, sampling.group, temperature=sampling.temperature, uniforms_NA=noise_NA)
+    problems = max(1, rows // sampling.group) if rows is not None else task.size or 1
+    return answer(context, task.batch(step, problems, draw), step, sampling, draw)
+
+
+def answer(context: Context, batch: Batch, step: int, sampling: Sampling, draw: int = 0) -> Experience:
+    """`group` sampled answers to each problem of the batch, judged; a function of the weights and (seed, step, draw)."""
+    policy = context.policy
+    noise_NA = uniforms(context.seed, f"rollout {draw}", step, len(batch) * sampling.group, policy.answer_len)
+    return context.task.experience(
+        policy, batch, sampling.group, temperature=sampling.temperature, uniforms_NA=noise_NA
+    )
+
+
+def problems_of(context: Context, step: int, optim: Optim, sampling: Sampling) -> Batch:
+    """The problems of one update that samples `group` answers to each."""
+    return context.task.batch(step, max(1, optim.rows_per_update // sampling.group))
 
 
 def groups_of(rows: Experience) -> torch.Tensor:
