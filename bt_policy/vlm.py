@@ -41,7 +41,6 @@ class VLMPolicy:
         levels: Sequence[int],
         *,
         world: World | None = None,
-        distributed: str = "single",
         autocast: torch.dtype | None = None,
         checkpointing: bool = False,
         aliases: Mapping[str, str] | None = None,
@@ -59,12 +58,13 @@ class VLMPolicy:
         self._aliases = dict(aliases or {})
         adapters.freeze_all_but(model, LIVE)
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            base = model.get_base_model()  # the name of the method changes with transformers 6
+            enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         self.scorer = Scorer(model).to(self.device)
         self.wrapped = parallel.wrap(
             self.scorer,
             self.world,
-            distributed,
             blocks=list(self.scorer.base.model.language_model.layers),
             ignored=list(self.scorer.base.model.visual.parameters()),
         )

@@ -17,24 +17,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import World
-from common.errors import one_of
-
-MODES = ("auto", "single", "ddp", "fsdp")
-
 
 def wrap(
-    module: nn.Module,
-    world: World,
-    mode: str = "auto",
-    *,
-    blocks: Iterable[nn.Module] = (),
-    ignored: Iterable[nn.Parameter] = (),
+    module: nn.Module, world: World, *, blocks: Iterable[nn.Module] = (), ignored: Iterable[nn.Parameter] = ()
 ) -> nn.Module:
-    """`module` for this world. `blocks` are gathered one at a time under FSDP; `ignored` stay whole on every rank."""
-    one_of("distributed", mode, MODES)
-    if world.size == 1 or mode == "single":
+    """`module` as `world.mode` asks. `blocks` are gathered one at a time under FSDP; `ignored` stay whole on every rank."""
+    if world.mode == "single":
         return module
-    if mode in ("auto", "ddp"):
+    if world.mode == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
     mesh, whole = init_device_mesh(world.device.type, (world.size,)), set(ignored)
