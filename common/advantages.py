@@ -130,7 +130,9 @@ class Advantage:
             advantages_N = group_relative(rewards_N, groups_N, weight_N, self.kind, ddof=self.ddof, eps=self.eps)
         return advantages_N[:, None] * mask_NA
 
-    def _whitened_returns(self, rewards_N: Tensor, mask_NA: Tensor, weight_N: Tensor, penalty_NA: Tensor | None) -> Tensor:
+    def _whitened_returns(
+        self, rewards_N: Tensor, mask_NA: Tensor, weight_N: Tensor, penalty_NA: Tensor | None
+    ) -> Tensor:
         last = mask_NA.sum(-1) - 1  # the outcome is paid at the last scored token
         rewards_NA = torch.zeros(mask_NA.shape, device=mask_NA.device)
         rows = (last >= 0).nonzero().flatten()

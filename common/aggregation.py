@@ -24,7 +24,9 @@ from common.errors import one_of
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum", "constant")
 
 
-def token_weights(mask_NA: Tensor, weight_N: Tensor, aggregate: str = "token_mean", constant: float | None = None) -> Tensor:
+def token_weights(
+    mask_NA: Tensor, weight_N: Tensor, aggregate: str = "token_mean", constant: float | None = None
+) -> Tensor:
     """(N, A) float32 weights of each token's loss; rows of weight 0 and unscored tokens get 0.
 
     `constant` is the fixed length of the "constant" aggregate (None: A, the longest possible answer). Rows without a scored

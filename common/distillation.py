@@ -16,16 +16,19 @@ dropped, so none is the gradient of the KL of whole answers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from common.aggregation import AGGREGATES
-from common.errors import UserError, at_least, one_of
+from common.errors import UserError, at_least, is_number, one_of
 
 KINDS = ("reverse_kl", "forward_kl", "jsd", "sampled")
-FLOOR = -100.0  # nats; the least teacher log-prob used, so that a teacher's 0 gives a large finite loss and not infinity
+FLOOR = (
+    -100.0
+)  # nats; the least teacher log-prob used, so that a teacher's 0 gives a large finite loss and not infinity
 
 
 def _overlap(student_NAV: Tensor, teacher_NAV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +70,7 @@ def jsd(student_NAV: Tensor, teacher_NAV: Tensor, beta: float = 0.5) -> Tensor:
 
 def mix(teachers_KNAV: Tensor) -> Tensor:
     """log of the mean probability of K teachers: a mixture, (N, A, V)."""
-    return teachers_KNAV.logsumexp(0) - torch.log(torch.tensor(float(len(teachers_KNAV))))
+    return teachers_KNAV.logsumexp(0) - math.log(len(teachers_KNAV))
 
 
 def truncate(student_NAV: Tensor, teacher_NAV: Tensor, k: int, of: str, rest: str) -> tuple[Tensor, Tensor]:
@@ -78,6 +81,9 @@ def truncate(student_NAV: Tensor, teacher_NAV: Tensor, k: int, of: str, rest: st
     """
     if k >= student_NAV.shape[-1]:
         return student_NAV, teacher_NAV
+    teacher_NAV = teacher_NAV.masked_fill(
+        student_NAV == -torch.inf, -torch.inf
+    )  # never only tokens the student may not write
     chosen = (teacher_NAV if of == "teacher" else student_NAV).detach().topk(k, -1).indices
     cut = [side.gather(-1, chosen) for side in (student_NAV, teacher_NAV)]
     if rest == "renormalise":
@@ -114,17 +120,21 @@ class Distillation:
         one_of("objective.top_k_of", self.top_k_of, ("teacher", "student"))
         one_of("objective.rest", self.rest, ("renormalise", "bucket"))
         one_of("objective.aggregate", self.aggregate, AGGREGATES)
-        at_least("objective.top_k", self.top_k, 1, optional=True)
+        at_least("objective.top_k", self.top_k, 1, optional=True, whole=True)
         at_least("objective.outcome", self.outcome, 0)
         at_least("objective.constant", self.constant, 1, optional=True)
-        if not 0 <= self.beta <= 1:
+        if not is_number(self.beta) or not 0 <= self.beta <= 1:
             raise UserError(f"objective.beta={self.beta} must lie between 0 (forward KL) and 1 (reverse KL).")
-        if not self.temperature > 0:
+        if not is_number(self.temperature) or not self.temperature > 0:
             raise UserError(f"objective.temperature={self.temperature} must be positive.")
         if self.outcome and self.kind != "sampled":
-            raise UserError(f"objective.outcome needs objective.kind=sampled; kind={self.kind} has no sampled token to credit.")
+            raise UserError(
+                f"objective.outcome needs objective.kind=sampled; kind={self.kind} has no sampled token to credit."
+            )
         if self.kind == "sampled" and (self.top_k is not None or self.temperature != 1.0):
-            raise UserError("objective.top_k and objective.temperature have no effect with objective.kind=sampled; leave them at null and 1.")
+            raise UserError(
+                "objective.top_k and objective.temperature have no effect with objective.kind=sampled; leave them at null and 1."
+            )
 
     def divergence(self, student_NAV: Tensor, teacher_NAV: Tensor) -> Tensor:
         """(N, A) divergence of the full-vocabulary kinds; both arguments are log-probs, the teacher's without gradient."""

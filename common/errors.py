@@ -20,9 +20,15 @@ def one_of(field: str, value: object, choices: Iterable[object]) -> None:
     raise UserError(f"{field}={value} is not known; choose one of {', '.join(map(str, choices))}.{hint}")
 
 
-def at_least(field: str, value: float | None, least: float, *, optional: bool = False) -> None:
-    """Refuse `value` unless it is a number >= `least` (or null where `optional`)."""
+def is_number(value: object) -> bool:
+    """True for an int or a float; a bool, a word and NaN are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def at_least(field: str, value: object, least: float, *, optional: bool = False, whole: bool = False) -> None:
+    """Refuse `value` unless it is a (whole) number >= `least` (or null where `optional`)."""
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise UserError(f"{field}={value} must be a number of at least {least}{' or null' if optional else ''}.")
+    if not is_number(value) or not value >= least or (whole and not isinstance(value, int)):
+        kind = "a whole number" if whole else "a number"
+        raise UserError(f"{field}={value} must be {kind} of at least {least}{' or null' if optional else ''}.")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from common.aggregation import AGGREGATES
 from common.errors import UserError, at_least, one_of
 
 ESTIMATORS = ("k1", "k2", "k3")
@@ -45,8 +46,11 @@ class KL:
         at_least("kl.beta", self.beta, 0)
         one_of("kl.estimator", self.estimator, ESTIMATORS)
         one_of("kl.placement", self.placement, ("loss", "reward"))
+        one_of("kl.aggregate", self.aggregate, (None, *AGGREGATES))
         if self.beta and self.estimator == "k1" and self.placement == "loss":
-            raise UserError("kl.estimator=k1 with kl.placement=loss has an expected gradient of zero; use k2 in the loss or k1 in the reward.")
+            raise UserError(
+                "kl.estimator=k1 with kl.placement=loss has an expected gradient of zero; use k2 in the loss or k1 in the reward."
+            )
 
     @property
     def in_loss(self) -> bool:

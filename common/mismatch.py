@@ -33,7 +33,9 @@ def importance_weights(old_logps_NA: Tensor, rollout_logps: Tensor, mask_NA: Ten
     """
     if level == "token":
         if rollout_logps.dim() == 1:
-            raise UserError("mismatch.level=token needs the rollout's log-prob of every token, but these rows record one sum an answer; use level=sequence.")
+            raise UserError(
+                "mismatch.level=token needs the rollout's log-prob of every token, but these rows record one sum an answer; use level=sequence."
+            )
         return (old_logps_NA - rollout_logps).masked_fill(~mask_NA, 0.0).exp()
     gap_N = answer_gap(old_logps_NA, rollout_logps, mask_NA)
     if level == "geometric":
@@ -52,6 +54,8 @@ def effective_sample_size(weights: Tensor) -> float:
     if weights.numel() == 0 or not bool((weights != 0).any()):
         return 0.0
     wide = weights.double()
+    if bool(wide.isinf().any()):
+        wide = wide.isinf().double()  # the limit: what overflowed is all that counts
     wide = wide / wide.max()  # the ratio is scale-free; this keeps huge weights from overflowing
     return float(wide.sum() ** 2 / (wide.numel() * wide.square().sum()))
 

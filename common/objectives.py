@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 from common.aggregation import AGGREGATES
-from common.errors import UserError, at_least, one_of
+from common.errors import UserError, at_least, is_number, one_of
 from common.kl import KL, kl_estimate
 from common.logprobs import mean_tokens, sum_tokens
 
 SURROGATES = ("reinforce", "clip", "cispo", "cispo_cap")
 RATIOS = ("token", "sequence", "sequence_mean")
+LARGEST_LOG_RATIO = 40.0  # beyond it r would overflow, and a clipped token's gradient would be 0 times infinity: NaN
 
 
 def cross_entropy(logps_NA: Tensor) -> Tensor:
@@ -42,13 +43,13 @@ def cross_entropy(logps_NA: Tensor) -> Tensor:
 
 
 def log_ratio(logps_NA: Tensor, old_logps_NA: Tensor, mask_NA: Tensor, ratio: str) -> Tensor:
-    """log r by the chosen ratio, (N, A); a sequence ratio stands at every position of its row, unscored ones included."""
+    """log r by the chosen ratio, (N, A), at most 40; a sequence ratio stands at every position, unscored ones included."""
     one_of("ratio", ratio, RATIOS)
     gap_NA = (logps_NA - old_logps_NA).masked_fill(~mask_NA, 0.0)
-    if ratio == "token":
-        return gap_NA
-    pooled_N = sum_tokens(gap_NA, mask_NA) if ratio == "sequence" else mean_tokens(gap_NA, mask_NA)
-    return pooled_N[:, None].expand_as(gap_NA)
+    if ratio != "token":
+        pooled_N = sum_tokens(gap_NA, mask_NA) if ratio == "sequence" else mean_tokens(gap_NA, mask_NA)
+        gap_NA = pooled_N[:, None].expand_as(gap_NA)
+    return gap_NA.clamp(max=LARGEST_LOG_RATIO)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
@@ -92,8 +93,12 @@ class PolicyGradient:
         at_least("objective.clip_high", self.clip_high, 0)
         at_least("objective.dual_clip", self.dual_clip, 1, optional=True)
         at_least("objective.constant", self.constant, 1, optional=True)
+        if not is_number(self.entropy_bonus):
+            raise UserError(f"objective.entropy_bonus={self.entropy_bonus} must be a number.")
         if self.dual_clip is not None and self.surrogate != "clip":
-            raise UserError(f"objective.dual_clip has no effect with objective.surrogate={self.surrogate}; use surrogate=clip or leave it null.")
+            raise UserError(
+                f"objective.dual_clip has no effect with objective.surrogate={self.surrogate}; use surrogate=clip or leave it null."
+            )
 
     def __call__(
         self,

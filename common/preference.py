@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UserError
+from common.errors import UserError, is_number
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class DPO:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.beta > 0:
+        if not is_number(self.beta) or not self.beta > 0:
             raise UserError(f"objective.beta={self.beta} must be positive.")
-        if not 0 <= self.label_smoothing < 0.5:
+        if not is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 0.5:
             raise UserError(f"objective.label_smoothing={self.label_smoothing} must lie in [0, 0.5).")
 
     def __call__(self, logps_N: Tensor, ref_logps_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ def lr_factor(schedule: str, update: int, total: int | None, warmup: int = 0) ->
     if schedule == "constant":
         return rise
     if total is None:
-        raise UserError(f"optim.schedule={schedule} needs a horizon; give steps or optim.epochs, or use schedule=constant.")
+        raise UserError(
+            f"optim.schedule={schedule} needs a horizon; give steps or optim.epochs, or use schedule=constant."
+        )
     done = min(1.0, update / total)
     return rise * (1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done)))
