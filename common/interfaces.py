@@ -21,6 +21,8 @@ from torch import Tensor, nn
 # For TinyGPT it is the token tensor (B, P) itself; for the VLM a list of frames and texts behind the same two operations.
 Prompts = Any
 
+SCALE = "scale_"  # extras of this prefix are token weights: they vanish with their row's weight
+
 Metrics = dict[str, tuple[float, float]]  # name -> (sum, count): pooled over micro-batches and ranks by adding, never a mean of means
 
 
@@ -88,6 +90,15 @@ class Experience:
     def with_extras(self, **tensors: Tensor) -> Experience:
         """The same rows with further per-row tensors."""
         return replace(self, extras={**self.extras, **tensors})
+
+    def weighed(self, weight_N: Tensor) -> Experience:
+        """The rows with their weights multiplied by `weight_N` (0 = padding), and with them every token weight made from them."""
+        factor_N = weight_N.to(self.answers_NA.device)
+        extras = {
+            name: tensor * factor_N.view(-1, *[1] * (tensor.dim() - 1)) if name.startswith(SCALE) else tensor
+            for name, tensor in self.extras.items()
+        }
+        return replace(self, weight_N=self.weights * factor_N, extras=extras)
 
     def rows_of(self, units: Tensor) -> Tensor:
         """Row positions of the given units: unit u owns rows u * group ... u * group + group - 1."""

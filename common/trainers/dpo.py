@@ -74,7 +74,7 @@ class DPO:
             if paired is not None:
                 ref_NA = score(reference, paired, context.world, self.optim.micro_batch)
                 share_N = torch.full((len(paired),), 1 / paired.units, device=paired.answers_NA.device)
-                paired = paired.with_extras(ref_logps_NA=ref_NA, pair_share_N=share_N)
+                paired = paired.with_extras(ref_logps_NA=ref_NA, scale_N=share_N)
             loop.update(paired, lambda micro: self._loss(context, micro))
 
     def _loss(self, context: Context, micro: Experience) -> tuple[Tensor, Metrics]:
@@ -82,7 +82,7 @@ class DPO:
         logps_N = sum_tokens(token_logps(logits, micro.answers_NA, micro.temperature), micro.mask_NA)
         loss_P, margin_P = self.objective(logps_N, sum_tokens(micro.extras["ref_logps_NA"], micro.mask_NA))
         weight_P = micro.weights[::2]
-        loss = (loss_P * micro.extras["pair_share_N"][::2] * weight_P).sum()
+        loss = (loss_P * micro.extras["scale_N"][::2]).sum()
         pairs_here = float(weight_P.sum())
         return loss, {
             "margin": (float((margin_P * weight_P).sum()), pairs_here),

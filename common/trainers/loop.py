@@ -16,7 +16,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -146,8 +145,7 @@ class Loop:
     def micro_batches(self, rows: Experience) -> list[Experience]:
         """This rank's share of the rows, in micro-batches; units that only pad the share weigh zero."""
         units, weight = self.context.world.shard(rows.units)
-        mine = rows.select(units)
-        mine = replace(mine, weight_N=mine.weights * weight.repeat_interleave(rows.group).to(mine.weights.device))
+        mine = rows.select(units).weighed(weight.repeat_interleave(rows.group))
         per = len(units) if self.optim.micro_batch is None else max(1, self.optim.micro_batch // rows.group)
         return [mine.select(part) for part in torch.arange(len(units)).split(per)]
 
