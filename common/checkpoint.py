@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from common.distributed import World
-from common.files import TEMPORARY, recover_directory, replace_directory, write_bytes, write_json, write_text
+from common.files import TEMPORARY, recover_directories, replace_directory, write_bytes, write_json, write_text
 
 __all__ = ["Checkpoint", "Checkpoints", "read_tensors", "write_tensors"]
 __all__ += ["replace_directory", "write_bytes", "write_json", "write_text"]  # from common.files, for those who store
@@ -72,8 +72,7 @@ class Checkpoints:
         self.last_directory = self.root / "last"
         self.world = world
         if world.main:
-            for path in (self.best_directory, self.last_directory):
-                recover_directory(path)
+            recover_directories(self.root)
 
     def save(
         self,
@@ -102,7 +101,8 @@ class Checkpoints:
         self.world.barrier()
 
     def latest(self) -> Checkpoint | None:
-        """The newest readable checkpoint, or None. Half-written ones have other names and are not looked at."""
+        """The newest readable checkpoint, or None. Every rank calls; half-written ones have names that nobody reads."""
+        self.world.barrier()  # rank 0 has cleaned up by now
         for path in reversed(self._stored()):
             try:
                 return _read(path)

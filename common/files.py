@@ -86,3 +86,10 @@ def recover_directory(path: str | Path) -> None:
         os.rename(replaced, path)
     shutil.rmtree(replaced, ignore_errors=True)
     shutil.rmtree(path.parent / f"{TEMPORARY}{path.name}", ignore_errors=True)
+
+
+def recover_directories(parent: Path) -> None:
+    """`recover_directory` for whatever was being replaced in `parent` when a process was killed."""
+    for prefix in (REPLACED, TEMPORARY):
+        for path in parent.glob(f"{prefix}*"):
+            recover_directory(parent / path.name.removeprefix(prefix))

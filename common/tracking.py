@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -151,7 +152,10 @@ class Tracker:
         from tqdm.contrib.logging import logging_redirect_tqdm
 
         self._stack.enter_context(logging_redirect_tqdm())  # log lines go above the bar instead of through it
-        self._bar = self._stack.enter_context(tqdm(total=self.total, unit="step", dynamic_ncols=True, leave=False))
+        columns, rows = shutil.get_terminal_size()  # 80 x 24 where the terminal does not say; tqdm would draw nothing
+        self._bar = self._stack.enter_context(
+            tqdm(total=self.total, unit="step", ncols=columns, nrows=rows, leave=False)
+        )
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
@@ -184,7 +188,7 @@ def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return []
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8").split("\n"):
         try:
             entry = json.loads(text)
         except json.JSONDecodeError:  # the line that was being written when the run was killed

@@ -145,7 +145,7 @@ def _start(directory: Path, online: bool, described: Mapping[str, Any]) -> Any:
         mode="online" if online else "offline",
         dir=str(directory),
         id=known,
-        resume="allow" if online and known else None,  # offline W&B ignores it: what ties the parts together is the id
+        resume="allow" if online and known else None,  # offline it is ignored; the id ties the parts
         settings=wandb.Settings(
             **{key: value for key, value in SETTINGS.items() if key in wandb.Settings.model_fields}
         ),
