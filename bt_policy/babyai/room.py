@@ -1,0 +1,163 @@
+"""One BabyAI level: frames in, behaviour codes out. The controller, the verifier and what memory holds are here.
+
+The agent sees its own 7 x 7 view at 16 pixels a cell (112 x 112). A code is a chunk of its next three actions, a digit each:
+0 turn left, 1 turn right, 2 go forward, 3 done (also: stay). The level ends, with success, as soon as the agent has acted and
+faces the target; what is left of the code is then not carried out.
+
+Everything is a function of (level, seed) and the codes: minigrid's own generator is seeded at `reset`, and nothing else is
+random. Seeds from HELD_OUT on are for evaluation; no training seed reaches them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+
+from common.errors import UserError
+
+CHUNK = 3  # actions in a code
+LEVELS = (4, 4, 4)
+LEFT, RIGHT, FORWARD, STAY = range(4)
+ENV_ACTION = {LEFT: 0, RIGHT: 1, FORWARD: 2, STAY: 6}  # digit -> minigrid's action
+DIGIT = {action: digit for digit, action in ENV_ACTION.items()}
+TILE = 16
+HELD_OUT = 1_000_000  # seeds of [0, HELD_OUT) are trained on, seeds from here on are evaluated
+ROOM_6, ROOM_8 = "BabyAI-GoToObjS6-v1", "BabyAI-GoToObj-v0"
+MOST_FRAMES = 50_000  # pictures kept; 37 kB each
+STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of the four directions, as minigrid counts them
+
+_frames: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+
+class Room:
+    """One level; an episode at a time. `frame`, `name`, `cells` and `in_view` say what the agent sees now."""
+
+    def __init__(self, level: str = ROOM_8) -> None:
+        try:
+            import gymnasium
+            import minigrid  # noqa: F401  (registers the levels)
+        except ImportError as error:
+            raise UserError("BabyAI needs minigrid: pip install 'minigrid>=3.0' (the extra [env]).") from error
+        try:
+            self.env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
+        except gymnasium.error.Error as error:
+            raise UserError(f"data.levels: {level} is not a level of minigrid ({error}).") from None
+        self.level = level
+        self.done, self.success, self.steps = True, False, 0
+        self.name = ""
+        self.cells = np.zeros((7, 7, 3), dtype=np.uint8)
+
+    # -- the course of an episode ------------------------------------------------------------------------------------
+
+    def reset(self, seed: int) -> None:
+        """Begin the episode of this seed."""
+        self._see(self.env.reset(seed=seed)[0])
+        self.seed, self.done, self.success, self.steps = seed, False, False, 0
+        self._distances: dict[tuple[int, int, int], int] | None = None
+
+    def _see(self, observation: dict[str, Any]) -> None:
+        mission = observation["mission"]
+        if not mission.startswith("go to "):
+            raise UserError(f"data.levels: {self.level} asks {mission!r}; only levels whose mission is to go to an object fit.")
+        self.name = mission.removeprefix("go to ").removeprefix("the ").removeprefix("a ")
+        self.cells = observation["image"]
+
+    def step(self, digit: int) -> None:
+        """One primitive action; nothing happens once the episode is over."""
+        if self.done:
+            return
+        observation, reward, terminated, truncated, _ = self.env.step(ENV_ACTION[digit])
+        self._see(observation)
+        self.steps += 1
+        self.done, self.success = terminated or truncated, bool(terminated and reward > 0)
+        self.reward = float(reward)
+
+    def act(self, code: str) -> None:
+        """Carry out a code."""
+        for digit in code:
+            self.step(int(digit))
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    @property
+    def frame(self) -> np.ndarray:
+        """The view as pixels, uint8 (112, 112, 3). Equal views share one array: the picture is a function of the symbols."""
+        key = self.cells.tobytes()
+        if key not in _frames:
+            _frames[key] = self.env.get_pov_render(TILE)
+            _frames[key].setflags(write=False)
+            if len(_frames) > MOST_FRAMES:
+                _frames.popitem(last=False)
+        return _frames[key]
+
+    @property
+    def in_view(self) -> bool:
+        """Whether the target is among the cells that the agent sees."""
+        return any(self.env.in_view(*position) and self._sees(position) for position in self._targets())
+
+    def _sees(self, position: tuple[int, int]) -> bool:
+        x, y = self.env.relative_coords(*position)
+        return bool(self.cells[x, y, 0] > 1)  # 0: not seen, 1: empty
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The agent's cell."""
+        x, y = self.env.agent_pos
+        return int(x), int(y)
+
+    def _targets(self) -> list[tuple[int, int]]:
+        return [(int(x), int(y)) for x, y in self.env.instrs.desc.obj_poss]
+
+    @property
+    def kind(self) -> str:
+        """What the target is: ball, box or key (a subject of its own for MOPD)."""
+        return self.name.split()[-1]
+
+    # -- the verifier ------------------------------------------------------------------------------------------------
+
+    @property
+    def to_go(self) -> int:
+        """The least number of actions until success; 0 once there. At least 1 before: an episode that starts in front of its
+        target needs one action that keeps it there."""
+        if self.success:
+            return 0
+        return max(1, self._distance())
+
+    def _distance(self) -> int:
+        """Actions until the agent faces the target, by breadth-first search backwards from all such poses (once an episode)."""
+        if self._distances is None:
+            self._distances = self._search()
+        pose = (*self.position, int(self.env.agent_dir))
+        if pose not in self._distances:
+            raise UserError(f"data.levels: in seed {self.seed} of {self.level} the target cannot be reached by turning and walking.")
+        return self._distances[pose]
+
+    def _search(self) -> dict[tuple[int, int, int], int]:
+        grid = self.env.grid
+
+        def free(x: int, y: int) -> bool:
+            cell = grid.get(x, y) if 0 <= x < grid.width and 0 <= y < grid.height else None
+            inside = 0 <= x < grid.width and 0 <= y < grid.height
+            return inside and (cell is None or cell.can_overlap())
+
+        goals = [(x - dx, y - dy, d) for x, y in self._targets() for d, (dx, dy) in enumerate(STEPS) if free(x - dx, y - dy)]
+        found = dict.fromkeys(goals, 0)
+        waiting = deque(goals)
+        while waiting:
+            x, y, d = pose = waiting.popleft()
+            dx, dy = STEPS[d]
+            before = [(x, y, (d + 1) % 4), (x, y, (d - 1) % 4)] + ([(x - dx, y - dy, d)] if free(x - dx, y - dy) else [])
+            for other in before:
+                if other not in found:
+                    found[other] = found[pose] + 1
+                    waiting.append(other)
+        return found
+
+    def judge(self, code: str) -> tuple[bool, int]:
+        """Carry out a code. (whether every action of it lay on a shortest path, by how many actions it came nearer)"""
+        start, steps = self.to_go, self.steps
+        self.act(code)
+        nearer = start - self.to_go
+        return nearer == self.steps - steps and nearer > 0, nearer
