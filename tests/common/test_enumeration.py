@@ -1,8 +1,7 @@
 """Exact enumeration, policy gradients: what each sampled objective optimises in expectation, over every answer.
 
-The expected gradient is summed over all answers (or all groups of answers) of a small autoregressive policy in float64 and
-compared with the gradient of what the objective claims to optimise. Bias that is real is asserted as a number.
-`bias` is |expected - true| / |true|; `cosine` forgives the scale, which a learning rate can undo.
+The expected gradient is summed over all answers (or all groups of answers) of a small autoregressive policy in float64
+and compared with the gradient of what the objective claims to optimise. Bias that is real is asserted as a number.
 """
 
 from __future__ import annotations
@@ -16,25 +15,16 @@ from torch import Tensor
 from common.advantages import Advantage
 from common.aggregation import token_weights
 from common.objectives import PolicyGradient
+from tests.common.enumerated import Enumerated, bias, cosine, gradient
 
 EXACT = 2e-6  # advantages are float32
 NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
 
 
-def gradient(value: Tensor, table: Tensor) -> Tensor:
-    return torch.autograd.grad(value, table, retain_graph=True)[0]
-
-
-def bias(found: Tensor, true: Tensor) -> float:
-    return float((found - true).norm() / true.norm())
-
-
-def cosine(found: Tensor, true: Tensor) -> float:
-    return float((found * true).sum() / (found.norm() * true.norm()))
-
-
-def ascent(policy, table: Tensor, objective: PolicyGradient, advantages_RA: Tensor, old: Tensor, by: Tensor) -> Tensor:
-    """Minus the expected gradient of the objective's loss, answers drawn with probability `by`, tokens of a row summed."""
+def ascent(
+    policy: Enumerated, table: Tensor, objective: PolicyGradient, advantages_RA: Tensor, old: Tensor, by: Tensor
+) -> Tensor:
+    """Minus the expected gradient of the loss, answers drawn with probability `by`, tokens of a row summed."""
     loss_RA = objective(policy.logps(table), old, advantages_RA, policy.mask_RA).terms["pg"]
     return -gradient((by.detach() * (loss_RA * policy.mask_RA).sum(-1)).sum(), table)
 
@@ -113,7 +103,7 @@ def test_dividing_by_the_groups_std_turns_the_gradient(short, size: int, expecte
 
 
 def _success_weight(advantage: Advantage, p: float, size: int) -> float:
-    """d(objective)/dp of a prompt solved with probability p: E[A | right] - E[A | wrong], over the other G - 1 samples."""
+    """d(objective)/dp of a prompt solved with chance p: E[A | right] - E[A | wrong], over the other G - 1 samples."""
     means = []
     for reward in (1.0, 0.0):
         mean = 0.0
@@ -139,7 +129,7 @@ def test_group_weighs_nearly_hopeless_prompts_up_where_rloo_weighs_all_alike() -
 
 
 def aggregated(policy, aggregate: str, *, baseline: bool) -> tuple[Tensor, Tensor]:
-    """(minus the gradient of an endless batch: rows weighted by their probability, the gradient of the expected reward)."""
+    """(minus the gradient of an endless batch: rows weighted by their chance; that of the expected reward)."""
     table, rewards = policy.table(1), policy.rewards()
     logps, weight = policy.logps(table), policy.probs(table).detach()
     true = gradient((policy.probs(table) * rewards).sum(), table)
@@ -169,8 +159,8 @@ def test_sequence_mean_turns_the_gradient_of_answers_of_unequal_length(
 def off_policy(policy, objective: PolicyGradient, moved: float = 0.5) -> tuple[Tensor, Tensor]:
     """(minus the expected gradient with answers of an older policy, the gradient of the expected reward).
 
-    The advantage is the reward less its mean under the old policy. A ratio of whole answers stands at each of their tokens:
-    `clip` differentiates it, so its loss counts once an answer (what sequence_mean does), the others once a token.
+    The advantage is the reward less its mean under the old policy. A ratio of whole answers stands at each of their
+    tokens: `clip` differentiates it, so its loss counts once an answer (as in sequence_mean), the others once a token.
     """
     table, rewards = policy.table(1), policy.rewards()
     with torch.no_grad():

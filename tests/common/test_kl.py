@@ -69,8 +69,10 @@ def test_k1_in_the_loss_has_no_expected_gradient_and_is_refused(oracle: dict) ->
 def test_beta_zero_is_neither_in_the_loss_nor_in_the_reward() -> None:
     assert not KL(0.0).in_loss
     assert not KL(0.0, placement="reward").in_reward
-    assert KL(0.1).in_loss and not KL(0.1).in_reward
-    assert KL(0.1, "k1", "reward").in_reward and not KL(0.1, "k1", "reward").in_loss
+    assert KL(0.1).in_loss
+    assert not KL(0.1).in_reward
+    assert KL(0.1, "k1", "reward").in_reward
+    assert not KL(0.1, "k1", "reward").in_loss
 
 
 def test_k2_and_k3_are_never_negative_and_zero_at_the_reference() -> None:

@@ -52,7 +52,8 @@ def test_truncated_weights_are_cut_from_above_only_and_nothing_is_dropped(oracle
 
 def test_off_weighs_everything_one_and_still_reports_the_raw_weights(oracle: dict) -> None:
     used, keep, diagnostics = Mismatch("off")(*one_token_rows(oracle["mismatch"]["weights"]))
-    assert used.eq(1).all() and keep.all()
+    assert used.eq(1).all()
+    assert keep.all()
     assert diagnostics["mismatch/ess"] == pytest.approx(oracle["mismatch"]["ess_raw"], abs=5e-5)
     assert diagnostics["mismatch/ess_used"] == 1.0
 
@@ -116,4 +117,5 @@ def test_the_effective_sample_size_survives_huge_infinite_and_missing_weights() 
 def test_rows_without_scored_tokens_report_nothing() -> None:
     used, keep, diagnostics = Mismatch("mask", "sequence")(OLD, ROLLOUT, torch.zeros_like(MASK), torch.ones(2))
     assert diagnostics == {}
-    assert not keep.any() and used.isfinite().all()
+    assert not keep.any()
+    assert used.isfinite().all()

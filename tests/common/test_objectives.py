@@ -186,7 +186,8 @@ def test_terms_are_multiplied_by_their_coefficients_and_the_entropy_is_wanted() 
 def test_a_kl_in_the_reward_is_reported_and_adds_no_term() -> None:
     logps, mask = torch.tensor([[-1.0]]), torch.ones(1, 1).bool()
     losses = PolicyGradient(kl=KL(0.5, "k1", "reward"))(logps, logps, logps, mask, ref_logps_NA=torch.zeros(1, 1))
-    assert set(losses.terms) == {"pg"} and "kl" in losses.stats
+    assert set(losses.terms) == {"pg"}
+    assert "kl" in losses.stats
 
 
 def test_importance_weights_multiply_the_policy_gradient_and_not_the_kl() -> None:
