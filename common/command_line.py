@@ -11,10 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config import CHOSEN, PARTS, all_groups, check_option, choose_a_method, groups_of, options_for, primary
+from common.config import (
+    APPS,
+    CHOSEN,
+    all_groups,
+    check_option,
+    choose_a_method,
+    groups_of,
+    options_for,
+    place_of,
+    primary,
+)
 from common.errors import UserError
 
 KEY = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[A-Za-z_][\w./@:-]*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+FLAGS = ("--cfg", "-c", "--package", "-p", "--resolve", "--info", "-i", "--hydra-help", "--version")
+FLAGS += ("--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
 @dataclass
@@ -57,6 +71,10 @@ def parse(arguments: Sequence[str], app: str) -> CommandLine:
             line.folders.append(folder.resolve())
         elif word in ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"):
             line.inspect += [word, next(words, "")]
+        elif word.startswith("-") and word.partition("=")[0] not in FLAGS:
+            raise UserError(
+                f"{word} is not a flag; `--help` shows how to call this, `--hydra-help` the flags of Hydra."
+            )
         elif word.startswith("-") or (line.inspect[-1:] in (["--info"], ["-i"]) and "=" not in word):
             line.inspect.append(word)
         else:
@@ -89,9 +107,8 @@ def _rewrite(word: str, line: CommandLine, app: str) -> list[str]:
 def _choice(prefix: str, key: str, value: str | None, folders: Sequence[Path], app: str) -> str:
     """The override of a group: one option of this application, or several to sweep over."""
     group = key.partition("@")[0]
-    if group not in groups_of(app) and group not in PARTS and group not in primary(app):
-        mine = ", ".join(name for name in groups_of(app) if name not in CHOSEN)
-        raise UserError(f"{group} is not a choice of {app}, which has {mine}.")
+    if group not in groups_of(app):
+        _refuse_part(key, group, value, app)
     if value is None or not value or value == "null":
         if group == "method":
             raise choose_a_method(app)
@@ -105,6 +122,20 @@ def _choice(prefix: str, key: str, value: str | None, folders: Sequence[Path], a
         for name in value.split(","):
             check_option(app, group, name.strip(), folders)
     return f"{'' if group in CHOSEN else prefix}{key}={value}"
+
+
+def _refuse_part(key: str, group: str, value: str | None, app: str) -> None:
+    """A group that is not among the application's choices: of the other one, or a building block of other files."""
+    if group in primary(app) or "@" in key:
+        return
+    if any(group in groups_of(other) for other in APPS):
+        mine = ", ".join(name for name in groups_of(app) if name not in CHOSEN)
+        raise UserError(f"{group} is not a choice of {app}, which has {mine}.")
+    place = place_of(group) or f"{group}"
+    raise UserError(
+        f"{group} is a part of {place.partition('.')[0]}: set its values ({place}.<key>=...) "
+        f"or take another file for it ({group}@{place}={value})."
+    )
 
 
 def _refuse_repeated(overrides: Sequence[str]) -> None:

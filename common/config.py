@@ -19,8 +19,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from common.errors import UserError, one_of
 
+APPS = ("rlsim", "bt_policy")
 CHOSEN = ("method", "experiment")  # groups without a default option: `+method=x` means `method=x`
-PARTS = ("optim", "teacher_spec", "hydra")  # groups that other files use as building blocks
 
 
 def conf_directory() -> Path:
@@ -52,6 +52,17 @@ def groups_of(app: str) -> list[str]:
 def all_groups() -> list[str]:
     """Every group of the tree (of either application), building blocks too, Hydra's own left out."""
     return sorted(path.name for path in conf_directory().iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def place_of(group: str) -> str | None:
+    """Where files of other groups put a building block: "method.objective" of conf/objective/; None for no block."""
+    for outer in (group for app in APPS for group in groups_of(app)):
+        for path in options(outer).values():
+            for entry in read(path).get("defaults", []):
+                key = next(iter(entry)) if isinstance(entry, dict) else ""
+                if key.startswith(f"/{group}@"):
+                    return f"{outer}.{key.partition('@')[2]}"
+    return None
 
 
 def options(group: str, extra: Iterable[Path] = ()) -> dict[str, Path]:
@@ -103,7 +114,9 @@ def whole(field: str, value: Any, least: int, *, optional: bool = False) -> None
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{field}={value} must be a whole number of at least {least}{' or null' if optional else ''}.")
+        raise UserError(
+            f"{field}={_shown(value)} must be a whole number of at least {least}{' or null' if optional else ''}."
+        )
 
 
 def validate(cfg: DictConfig, app: str) -> None:
@@ -121,7 +134,7 @@ def validate(cfg: DictConfig, app: str) -> None:
     whole("log_every", plain["log_every"], 1)
     one_of("wandb.mode", plain["wandb"]["mode"], ("offline", "online", "disabled"))
     _check_owners(plain, app)
-    _check_optim(plain["method"].get("optim") or {})
+    _check_optim(plain["method"].get("optim"))
     importlib.import_module(f"{app}.check").validate(cfg)
 
 
@@ -157,18 +170,25 @@ def _check_owners(plain: Mapping[str, Any], app: str) -> None:
             raise UserError(f"{group}={content.get('name')} is for {content['app']}, not for {app}.")
 
 
-def _check_optim(optim: Mapping[str, Any]) -> None:
+def _check_optim(optim: Any) -> None:
     """The numbers of an optimizer."""
+    if not isinstance(optim, Mapping):
+        raise UserError(f"method.optim={_shown(optim)} must hold the optimizer's settings, as in method.optim.lr=1e-4.")
     limits = {"lr": 0, "weight_decay": 0, "clip_norm": 0, "warmup": 0, "eps": 0, "epochs": 0}
     for key in optim.keys() & limits.keys():
         value, optional = optim[key], key in ("epochs", "clip_norm")
         if (value is None and optional) or (_number(value) and value >= limits[key]):
             continue
-        raise UserError(f"method.optim.{key}={value} must be a number of at least {limits[key]}.")
+        raise UserError(f"method.optim.{key}={_shown(value)} must be a number of at least {limits[key]}.")
     if "rows_per_update" in optim:
         whole("method.optim.rows_per_update", optim["rows_per_update"], 1)
     if "micro_batch" in optim:
         whole("method.optim.micro_batch", optim["micro_batch"], 1, optional=True)
+
+
+def _shown(value: Any) -> Any:
+    """A value as the command line spells it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _number(value: Any) -> bool:

@@ -49,7 +49,9 @@ def train(app: str, cfg: DictConfig, directory: Path) -> dict[str, Any]:
         sentence = f"{type(error).__name__}: {error}"
         log.exception("The run failed.")
         _record(directory, sentence)
-        raise JobError(f"The run failed with {sentence} (traceback in {directory / 'run.log'}).") from error
+        raise JobError(
+            f"The run failed with {sentence} (traceback in {os.path.relpath(directory / 'run.log')})."
+        ) from error
 
 
 def prepare_torch(threads: int) -> None:

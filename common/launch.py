@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from common.resume import resume_run, sweep_arguments
 
 PLUGINS = Path(__file__).resolve().parent / "plugins"
 INTERRUPTED = 128 + signal.SIGINT
+OTHERS_WAIT = 5  # seconds
 
 
 def main(app: str) -> None:
@@ -98,20 +100,33 @@ def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> No
     from hydra.types import RunMode
 
     overrides = [*line.overrides, *_search_path(line)]
-    compose = partial(_compose, app, hydra)
-    master = compose(overrides, RunMode.MULTIRUN)  # without what is swept
-    task = partial(run_job, app)
+    master = _compose(app, hydra, overrides, RunMode.MULTIRUN)  # without what is swept
     if line.multirun or master.hydra.mode == RunMode.MULTIRUN:
         if "WORLD_SIZE" in os.environ:
             raise UserError("A sweep cannot run under torchrun: start its runs one at a time, or sweep without it.")
         placed = _placed(app, line, "hydra.sweep.dir", directory)
-        hydra.multirun(app, task, [*overrides, *placed, "hydra.mode=MULTIRUN"], with_log_configuration=True)
+        hydra.multirun(app, partial(run_job, app), [*overrides, *placed, "hydra.mode=MULTIRUN"])
         return
-    validate(compose(overrides, RunMode.RUN), app)
+    validate(_compose(app, hydra, overrides, RunMode.RUN), app)
     placed = _placed(app, line, "hydra.run.dir", directory)
     if int(os.environ.get("RANK", 0)) > 0:
         placed += ["hydra.output_subdir=null", "hydra/job_logging=silent"]
-    hydra.run(app, task, [*overrides, *placed])
+    _run_alone(app, hydra, [*overrides, *placed])
+
+
+def _run_alone(app: str, hydra: Any, overrides: list[str]) -> None:
+    """One run. Its error is carried past Hydra, which would print a line of its own about it."""
+    errors: list[Exception] = []
+
+    def task(cfg: DictConfig) -> None:
+        try:
+            run_job(app, cfg)
+        except Exception as error:
+            errors.append(error)
+
+    hydra.run(app, task, overrides)
+    if errors:
+        raise errors[0]
 
 
 def _compose(app: str, hydra: Any, overrides: list[str], mode: Any) -> DictConfig:
@@ -199,8 +214,15 @@ def _terminate(signum: int, frame: Any) -> None:
 
 
 def _say(sentence: str) -> int:
-    """One sentence on stderr, from the first rank only; the exit code of an error."""
+    """One sentence on stderr; the exit code of an error.
+
+    What all ranks found, rank 0 says: the others wait to be ended by torchrun, and speak only if that does not happen.
+    """
     logging.shutdown()
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(sentence, file=sys.stderr)
+    rank = int(os.environ.get("RANK", 0))
+    if rank > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(OTHERS_WAIT)
+        sentence = f"[rank {rank}] {sentence}"
+    print(sentence, file=sys.stderr, flush=True)
     return 1

@@ -24,7 +24,6 @@ CHANGEABLE = ("steps", "eval_every", "log_every", "cache_dir", "wandb.mode", "wa
 
 def resume_run(app: str, directory: Path, overrides: Sequence[str]) -> None:
     """Continue one run; one that is complete is left alone."""
-    from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log, setup_globals
 
     cfg = load(app, directory, overrides)
@@ -40,7 +39,6 @@ def resume_run(app: str, directory: Path, overrides: Sequence[str]) -> None:
     assert isinstance(settings, DictConfig)
     with open_dict(settings):
         settings.hydra.runtime.output_dir = str(directory.resolve())  # it may have been moved
-    HydraConfig.instance().set_config(settings)
     if main_rank:
         configure_log(settings.hydra.job_logging, settings.hydra.verbose)
     with open_dict(cfg):
@@ -59,11 +57,12 @@ def load(app: str, directory: Path, overrides: Sequence[str]) -> DictConfig:
         raise UserError(
             f"resume={directory}: that run is of {cfg.get('app')}; continue it with `python -m {cfg.get('app')}`."
         )
+    began = OmegaConf.load(directory / ".hydra" / "overrides.yaml")
     for override in overrides:
         key, value = split(override)
         if key in CHANGEABLE:
             OmegaConf.update(cfg, key, OmegaConf.from_dotlist([f"v={value}"]).v)
-        elif str(OmegaConf.select(cfg, key, default=None)) != value:
+        elif override not in began:
             raise UserError(
                 f"resume={directory} goes on as it began, without {override}; only {', '.join(CHANGEABLE)} may change."
             )

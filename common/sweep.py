@@ -45,6 +45,11 @@ class Placed:
         """True where its result is there."""
         return (self.directory / "result.json").is_file()
 
+    @property
+    def begun(self) -> bool:
+        """True where it was started at all."""
+        return (self.directory / "run.log").is_file()
+
     def overrides(self, *, quiet: bool) -> list[str]:
         """What the launcher gets. A job that was stopped resumes; a parallel one keeps its log to its file."""
         extra = [f"arm='{self.job.arm}'"]
@@ -165,9 +170,11 @@ def report(directory: Path, name: str, failed: list[dict[str, Any]], jobs: Seque
     if failed:
         first = failed[0]
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        where = directory / first["directory"]
         raise JobError(
-            f"{len(failed)} of {len(jobs)} runs failed: {first['arm']} seed={first['seed']} ({first['error']}){others}; "
-            f"see {directory / first['directory'] / 'run.log'}."
+            f"{len(failed)} of {len(jobs)} runs failed: "
+            f"{first['arm']} seed={first['seed']} ({first['error']}){others}; "
+            f"see {where / 'run.log'}; resume={directory} runs what has no result again."
         )
 
 

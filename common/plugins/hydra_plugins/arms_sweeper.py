@@ -19,9 +19,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from common.arms import Settings, expand
+from common.config import all_groups
 from common.errors import UserError
 from common.files import write_text
-from common.sweep import Progress, check, report
+from common.sweep import Placed, Progress, check, report
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,14 @@ class ArmsSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Called by Hydra with the command line's overrides."""
         app, directory = self.config.app, Path(self.config.hydra.sweep.dir)
-        jobs = expand(self.config.arms or {}, self.settings(arguments), list(self.config.hydra.runtime.choices))
+        jobs = expand(self.config.arms or {}, self.settings(arguments), all_groups())
         placed = check(app, jobs, self.compose, directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "multirun.yaml", OmegaConf.to_yaml(self.config))
         launcher = str(self.config.hydra.runtime.choices.get("hydra/launcher"))
-        waiting = [job for job in placed if not job.finished]
         with Progress(placed, directory) as progress:
-            returned, broken = self._launch([job.overrides(quiet=launcher != "basic") for job in waiting])
-        failed = progress.failures(broken)
-        report(directory, self.config.experiment or "sweep", failed, placed)
-        return returned
+            broken = self._run([job for job in placed if not job.finished], quiet=launcher != "basic")
+        report(directory, self.config.experiment or "sweep", progress.failures(broken), placed)
 
     def settings(self, arguments: Sequence[str]) -> Settings:
         """Key -> values, the experiment's sweeps first and replaced by what the command line says."""
@@ -67,15 +65,23 @@ class ArmsSweeper(Sweeper):
         """The configuration of one job."""
         return self.context.config_loader.load_sweep_config(self.config, list(overrides))
 
-    def _launch(self, jobs: list[list[str]]) -> tuple[Sequence[Any], str | None]:
-        """Run the jobs; what each returned, and why the launcher itself broke if it did (a worker was killed)."""
-        if not jobs:
-            return [], None
-        try:
-            return self.launcher.launch(jobs, initial_job_idx=0), None
-        except Exception as error:
-            log.debug("launcher", exc_info=True)
-            return [], f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    def _run(self, jobs: Sequence[Placed], *, quiet: bool) -> str | None:
+        """Run the jobs. Why the launcher itself broke, if it did: a worker that is killed (memory) takes those beside
+        it along, and what had not begun is launched again.
+        """
+        broken = None
+        while jobs:
+            try:
+                self.launcher.launch([job.overrides(quiet=quiet) for job in jobs], initial_job_idx=0)
+                return broken
+            except Exception as error:
+                log.debug("launcher", exc_info=True)
+                broken = f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
+            still = [job for job in jobs if not job.begun]
+            if len(still) == len(jobs):
+                return broken
+            jobs = still
+        return broken
 
 
 def _values(override: Override) -> list[str]:
