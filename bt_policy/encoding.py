@@ -81,6 +81,25 @@ class Padded:
     lengths_B: Tensor
     next_B: Tensor
 
+    def with_answers(self, answers_BA: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """Append all answer tokens but the last, which predicts nothing, to prompts that are padded on the right.
+
+        Returns the inputs (ids, mask, positions) and the (B, A) positions whose logits predict the answer.
+        """
+        rows, extra = answers_BA.shape[0], answers_BA.shape[1] - 1
+        at_BE = self.lengths_B[:, None] + torch.arange(extra)
+        next_BE = self.next_B[:, None] + torch.arange(extra)
+
+        def widen(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor, tensor.new_zeros(*tensor.shape[:-1], extra)], -1)
+
+        ids_BT = widen(self.ids_BP).scatter(1, at_BE, answers_BA[:, :extra])
+        mask_BT = widen(self.mask_BP).scatter(1, at_BE, 1)
+        shape = (3, rows, extra)
+        positions_3BT = widen(self.positions_3BP).scatter(2, at_BE.expand(shape), next_BE.expand(shape))
+        keep_BA = self.lengths_B[:, None] - 1 + torch.arange(extra + 1)
+        return (ids_BT, mask_BT, positions_3BT), keep_BA
+
 
 class Encoder:
     """Tokenizer, image processor and prompt function of one base model."""

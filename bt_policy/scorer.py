@@ -20,14 +20,14 @@ Grid = tuple[int, int, int]
 class Scorer(nn.Module):
     """A Qwen3.5 with LoRA inside. The head is applied to the gathered positions only: `logits_to_keep`, a row at a time."""
 
-    def __init__(self, peft_model: Any) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.peft = peft_model
+        self.peft = model
 
     @property
     def base(self) -> Any:
-        """The `Qwen3_5ForConditionalGeneration` (its linear layers replaced by LoRA layers)."""
-        return self.peft.get_base_model()
+        """The `Qwen3_5ForConditionalGeneration` itself, its linear layers replaced by LoRA layers where it has an adapter."""
+        return self.peft.get_base_model() if hasattr(self.peft, "get_base_model") else self.peft
 
     def forward(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from bt_policy import adapters
-from bt_policy.encoding import Encoded, Encoder, Padded, Prompts
+from bt_policy.encoding import Encoded, Encoder, Prompts
 from bt_policy.scorer import Scorer, Vision
 from common import parallel
 from common.distributed import World
@@ -81,7 +81,7 @@ class VLMPolicy:
         """(N, A, V) logits predicting each answer token; A may be one more than `answer_len`: then `<|im_end|>` is scored."""
         self._train(torch.is_grad_enabled())
         encoded, features = self._prepare(prompts, group)
-        inputs, keep_NA = self._with_answers(self.encoder.pad(encoded, "right"), answers_NA.cpu())
+        inputs, keep_NA = self.encoder.pad(encoded, "right").with_answers(answers_NA.cpu())
         module = self.wrapped if torch.is_grad_enabled() else self._plain
         with self._autocast():
             logits_NAV = module(*(tensor.to(self.device) for tensor in (*inputs, keep_NA)), features=features)
@@ -95,22 +95,6 @@ class VLMPolicy:
             encoded += [self.encoder.encode(name, memory, grid)] * group
             features += [made.to(self.device)] * group
         return encoded, tuple(features)
-
-    @staticmethod
-    def _with_answers(batch: Padded, answers_NA: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """Append all answer tokens but the last, which predicts nothing; returns the inputs and the (N, A) positions to keep."""
-        rows, extra = answers_NA.shape[0], answers_NA.shape[1] - 1
-        at_NE = batch.lengths_B[:, None] + torch.arange(extra)
-
-        def widen(tensor: Tensor) -> Tensor:
-            return torch.cat([tensor, tensor.new_zeros(*tensor.shape[:-1], extra)], -1)
-
-        ids_NT = widen(batch.ids_BP).scatter(1, at_NE, answers_NA[:, :extra])
-        mask_NT = widen(batch.mask_BP).scatter(1, at_NE, 1)
-        next_NE = batch.next_B[:, None] + torch.arange(extra)
-        positions_3NT = widen(batch.positions_3BP).scatter(2, at_NE.expand(3, rows, extra), next_NE.expand(3, rows, extra))
-        keep_NA = batch.lengths_B[:, None] - 1 + torch.arange(extra + 1)
-        return (ids_NT, mask_NT, positions_3NT), keep_NA
 
     def _masked(self, logits_NAV: Tensor, legal_N: Tensor, positions: slice) -> Tensor:
         """-inf where a row that was sampled under the mask could not have written the token."""

@@ -1,4 +1,4 @@
-"""BabyAI (minigrid) as frames, target names and behaviour codes, with the environment's own expert. See docs/closed-loop.md.
+"""BabyAI (minigrid) as frames, target names and behaviour codes, with the environment's own expert.
 
     python -m bt_policy.babyai outputs/data/babyai 2000        # expert rows: train.jsonl, valid.jsonl and frames/
 """

@@ -51,7 +51,7 @@ def expert_digits(room: Room, seed: int) -> Iterator[int]:
 def expert_episode(room: Room, seed: int, memory: int | None = None) -> list[Decision]:
     """Every state that the expert passes through; [] in the rare case that it does not arrive.
 
-    With `memory` every state carries what the last so many decisions did, had the expert decided every three actions until it.
+    With `memory` every state carries what the last so many decisions did, had the expert decided every three actions.
     """
     seen, digits, history = [], [], []
     for digit in expert_digits(room, seed):

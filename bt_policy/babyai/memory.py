@@ -1,7 +1,7 @@
 """What the prompt remembers: two strings of 0 and 1, one character for each of the last decisions, the newest last.
 
-The first says which of them moved the agent to another cell, the second which of them had the target in view. An episode
-begins with two empty strings. This is where the frames that do not show the target get their missing information from.
+The first says which of them moved the agent to another cell, the second which of them had the target in view. An
+episode begins with two empty strings. This is where frames without the target get the missing information from.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""One BabyAI level: frames in, behaviour codes out. The controller, the verifier and what memory holds are here.
+"""One BabyAI level: frames out, behaviour codes in. The controller and the verifier are here.
 
-The agent sees its own 7 x 7 view at 16 pixels a cell (112 x 112). A code is a chunk of its next three actions, a digit each:
-0 turn left, 1 turn right, 2 go forward, 3 done (also: stay). The level ends, with success, as soon as the agent has acted and
-faces the target; what is left of the code is then not carried out.
+The agent sees its own 7 x 7 view at 16 pixels a cell (112 x 112). A code is a chunk of its next three actions, a digit
+each: 0 turn left, 1 turn right, 2 go forward, 3 done (also: stay). The level ends, with success, as soon as the agent
+has acted and faces the target; what is left of the code is then not carried out.
 
-Everything is a function of (level, seed) and the codes: minigrid's own generator is seeded at `reset`, and nothing else is
-random. Seeds from HELD_OUT on are for evaluation; no training seed reaches them.
+Everything is a function of (level, seed) and the codes: minigrid's own generator is seeded at `reset`, and nothing else
+is random. Seeds from HELD_OUT on are for evaluation; no training seed reaches them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,27 @@ DIGIT = {action: digit for digit, action in ENV_ACTION.items()}
 TILE = 16
 HELD_OUT = 1_000_000  # seeds of [0, HELD_OUT) are trained on, seeds from here on are evaluated
 ROOM_6, ROOM_8 = "BabyAI-GoToObjS6-v1", "BabyAI-GoToObj-v0"
-MOST_FRAMES = 50_000  # pictures kept; 37 kB each
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of the four directions, as minigrid counts them
 
-_frames: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+@lru_cache(maxsize=4096)
+def _tile(kind: int, color: int, state: int, agent: bool) -> np.ndarray:
+    """One cell as minigrid draws it: kind 0 is out of sight, anything else is lit."""
+    from minigrid.core.grid import Grid
+    from minigrid.core.world_object import WorldObj
+
+    thing = None if kind in (0, 1) else WorldObj.decode(kind, color, state)
+    return Grid.render_tile(thing, agent_dir=3 if agent else None, highlight=kind != 0, tile_size=TILE).astype(np.uint8)
+
+
+@lru_cache(maxsize=50_000)  # 37 kB each
+def _picture(cells: bytes) -> np.ndarray:
+    """A view's pixels: a function of its symbols, so that equal views share one array."""
+    view = np.frombuffer(cells, dtype=np.uint8).reshape(7, 7, 3)
+    rows = [[_tile(*map(int, view[x, y]), agent=(x, y) == (3, 6)) for x in range(7)] for y in range(7)]
+    pixels = np.concatenate([np.concatenate(row, axis=1) for row in rows])
+    pixels.setflags(write=False)
+    return pixels
 
 
 class Room:
@@ -44,32 +62,33 @@ class Room:
             self.env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
         except gymnasium.error.Error as error:
             raise UserError(f"data.levels: {level} is not a level of minigrid ({error}).") from None
+        self.env.gen_obs = dict  # a view costs more than the action before it: it is computed when somebody looks
         self.level = level
         self.done, self.success, self.steps = True, False, 0
+        self.reward = 0.0  # the level's own: 1 - 0.9 * steps / most steps, on success
         self.name = ""
-        self.cells = np.zeros((7, 7, 3), dtype=np.uint8)
 
     # -- the course of an episode ------------------------------------------------------------------------------------
 
     def reset(self, seed: int) -> None:
         """Begin the episode of this seed."""
-        self._see(self.env.reset(seed=seed)[0])
-        self.seed, self.done, self.success, self.steps = seed, False, False, 0
+        self.env.reset(seed=seed)
+        self.seed, self.done, self.success, self.steps, self.reward = seed, False, False, 0, 0.0
+        self._cells: np.ndarray | None = None
         self._distances: dict[tuple[int, int, int], int] | None = None
-
-    def _see(self, observation: dict[str, Any]) -> None:
-        mission = observation["mission"]
+        mission = self.env.mission
         if not mission.startswith("go to "):
-            raise UserError(f"data.levels: {self.level} asks {mission!r}; only levels whose mission is to go to an object fit.")
+            raise UserError(
+                f"data.levels: {self.level} asks {mission!r}; only levels whose mission is to go to an object fit."
+            )
         self.name = mission.removeprefix("go to ").removeprefix("the ").removeprefix("a ")
-        self.cells = observation["image"]
 
     def step(self, digit: int) -> None:
         """One primitive action; nothing happens once the episode is over."""
         if self.done:
             return
-        observation, reward, terminated, truncated, _ = self.env.step(ENV_ACTION[digit])
-        self._see(observation)
+        _, reward, terminated, truncated, _ = self.env.step(ENV_ACTION[digit])
+        self._cells = None
         self.steps += 1
         self.done, self.success = terminated or truncated, bool(terminated and reward > 0)
         self.reward = float(reward)
@@ -82,15 +101,16 @@ class Room:
     # -- what is seen ------------------------------------------------------------------------------------------------
 
     @property
+    def cells(self) -> np.ndarray:
+        """The view as symbols (7, 7, 3): kind, colour and state of each cell (x, y); kind 0 is out of sight."""
+        if self._cells is None:
+            self._cells = type(self.env).gen_obs(self.env)["image"]
+        return self._cells
+
+    @property
     def frame(self) -> np.ndarray:
-        """The view as pixels, uint8 (112, 112, 3). Equal views share one array: the picture is a function of the symbols."""
-        key = self.cells.tobytes()
-        if key not in _frames:
-            _frames[key] = self.env.get_pov_render(TILE)
-            _frames[key].setflags(write=False)
-            if len(_frames) > MOST_FRAMES:
-                _frames.popitem(last=False)
-        return _frames[key]
+        """The view as pixels, uint8 (112, 112, 3), read-only."""
+        return _picture(self.cells.tobytes())
 
     @property
     def in_view(self) -> bool:
@@ -119,38 +139,43 @@ class Room:
 
     @property
     def to_go(self) -> int:
-        """The least number of actions until success; 0 once there. At least 1 before: an episode that starts in front of its
-        target needs one action that keeps it there."""
+        """The least number of actions until success; 0 once there.
+
+        At least 1 before: an episode that starts in front of its target needs one action that keeps it there.
+        """
         if self.success:
             return 0
         return max(1, self._distance())
 
     def _distance(self) -> int:
-        """Actions until the agent faces the target, by breadth-first search backwards from all such poses (once an episode)."""
+        """Actions until the agent faces the target: breadth-first backwards from all such poses, once an episode."""
         if self._distances is None:
             self._distances = self._search()
         pose = (*self.position, int(self.env.agent_dir))
         if pose not in self._distances:
-            raise UserError(f"data.levels: in seed {self.seed} of {self.level} the target cannot be reached by turning and walking.")
+            raise UserError(
+                f"data.levels: in seed {self.seed} of {self.level} the target cannot be reached by turning and walking."
+            )
         return self._distances[pose]
 
     def _search(self) -> dict[tuple[int, int, int], int]:
         grid = self.env.grid
 
         def free(x: int, y: int) -> bool:
-            cell = grid.get(x, y) if 0 <= x < grid.width and 0 <= y < grid.height else None
-            inside = 0 <= x < grid.width and 0 <= y < grid.height
-            return inside and (cell is None or cell.can_overlap())
+            if not (0 <= x < grid.width and 0 <= y < grid.height):
+                return False
+            cell = grid.get(x, y)
+            return cell is None or cell.can_overlap()
 
-        goals = [(x - dx, y - dy, d) for x, y in self._targets() for d, (dx, dy) in enumerate(STEPS) if free(x - dx, y - dy)]
+        facing = [(x - dx, y - dy, d) for x, y in self._targets() for d, (dx, dy) in enumerate(STEPS)]
+        goals = [pose for pose in facing if free(*pose[:2])]
         found = dict.fromkeys(goals, 0)
         waiting = deque(goals)
         while waiting:
             x, y, d = pose = waiting.popleft()
             dx, dy = STEPS[d]
-            before = [(x, y, (d + 1) % 4), (x, y, (d - 1) % 4)] + ([(x - dx, y - dy, d)] if free(x - dx, y - dy) else [])
-            for other in before:
-                if other not in found:
+            for other in ((x, y, (d + 1) % 4), (x, y, (d - 1) % 4), (x - dx, y - dy, d)):
+                if other not in found and free(*other[:2]):
                     found[other] = found[pose] + 1
                     waiting.append(other)
         return found

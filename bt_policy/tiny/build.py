@@ -20,19 +20,15 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 PLAIN = ["<think>", "</think>"]
 
-# As Qwen renders a user turn with one picture and the generation prompt with thinking off.
+# A user turn with one picture and the generation prompt, as Qwen renders them, without the line breaks: with the 49 tokens
+# of a frame a sequence then fits into 64 tokens, the gated delta net's chunk, and a forward takes half the time.
 CHAT_TEMPLATE = """\
-{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- for message in messages %}<|im_start|>{{ message.role }}\
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
 {% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'text' %}{{ part.text }}\
-{% endif %}{% endfor %}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking is false %}<think>
-
-</think>
-
-{% else %}<think>
-{% endif %}{% endif %}"""
+{% endif %}{% endfor %}{% endif %}<|im_end|>\
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<think>\
+{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}{% endif %}"""
 
 
 def tokenizer(texts: Iterable[str], vocab_size: int = 384) -> Qwen3_5Tokenizer:
@@ -86,7 +82,7 @@ def config(tokens: Qwen3_5Tokenizer, *, width: int = 64, layers: int = 4, patch:
             "linear_key_head_dim": 64,
             "linear_value_head_dim": 64,
             "linear_num_key_heads": 1,
-            "linear_num_value_heads": 2,
+            "linear_num_value_heads": 1,
             "max_position_embeddings": 1024,
             "initializer_range": 0.1,
             "full_attention_interval": 4,

@@ -1,4 +1,4 @@
-"""The environment: deterministic, its verifier agrees with brute force and with the expert, its memory says what happened."""
+"""The environment: deterministic, its verifier agrees with brute force, its memory says what happened."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("minigrid")
 
-from bt_policy.babyai import HELD_OUT, ROOM_6, ROOM_8, STAY, Room, ensure, expert  # noqa: E402
-from bt_policy.babyai.memory import Memory  # noqa: E402
-from common.errors import UserError  # noqa: E402
+from bt_policy.babyai import HELD_OUT, ROOM_6, ROOM_8, STAY, Room, ensure, expert
+from bt_policy.babyai.memory import Memory
+from common.errors import UserError
 
 
 @pytest.fixture(scope="module")
