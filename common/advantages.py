@@ -48,13 +48,13 @@ def signal(rewards_N: Tensor, groups_N: Tensor, weight_N: Tensor) -> Tensor:
     return (high > low)[index] & counted
 
 
-def refuse_non_finite(rewards_N: Tensor, row_ids: list[int]) -> None:
-    """Raise UserError naming the rows whose reward is NaN or infinite."""
-    bad = (~rewards_N.isfinite()).nonzero().flatten().tolist()
+def refuse_non_finite(values_N: Tensor, row_ids: list[int], what: str = "reward") -> None:
+    """Raise UserError naming the rows whose reward (or `what`) is NaN or infinite."""
+    bad = (~values_N.isfinite()).nonzero().flatten().tolist()
     if bad:
         named = ", ".join(str(row_ids[i]) for i in bad[:10])
         more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
-        raise UserError(f"the reward of row {named}{more} is not finite; fix the verifier or drop these rows.")
+        raise UserError(f"the {what} of row {named}{more} is not finite; fix what computes it or drop these rows.")
 
 
 def group_relative(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from common.errors import UserError, at_least, one_of
+from common.errors import UserError, at_least, is_number, one_of
 from common.schedule import SCHEDULES
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -41,10 +41,16 @@ class Optim:
     def __post_init__(self) -> None:
         one_of("method.optim.optimizer", self.optimizer, OPTIMIZERS)
         one_of("method.optim.schedule", self.schedule, SCHEDULES)
-        for name, least in (("lr", 0), ("weight_decay", 0), ("warmup", 0), ("rows_per_update", 1)):
-            at_least(f"method.optim.{name}", getattr(self, name), least)
-        for name, least in (("clip_norm", 0), ("micro_batch", 1), ("epochs", 0)):
-            at_least(f"method.optim.{name}", getattr(self, name), least, optional=True)
+        for name in ("lr", "eps", "weight_decay"):
+            at_least(f"method.optim.{name}", getattr(self, name), 0)
+        for name, least in (("warmup", 0), ("rows_per_update", 1)):
+            at_least(f"method.optim.{name}", getattr(self, name), least, whole=True)
+        for name in ("clip_norm", "epochs"):
+            at_least(f"method.optim.{name}", getattr(self, name), 0, optional=True)
+        at_least("method.optim.micro_batch", self.micro_batch, 1, optional=True, whole=True)
+        betas = list(self.betas) if isinstance(self.betas, Sequence) else [self.betas]
+        if len(betas) != 2 or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
+            raise UserError(f"method.optim.betas={self.betas} must be two numbers in [0, 1).")
 
     def build(self, parameters: NamedParameters) -> torch.optim.Optimizer:
         """The optimizer over the given parameters; UserError where there is nothing to train."""

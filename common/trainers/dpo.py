@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from common.errors import UserError, is_number
 from common.interfaces import Experience, Metrics
 from common.logprobs import sum_tokens, token_logps
 from common.optimizer import Optim
@@ -53,6 +53,8 @@ class DPO:
     name: str = "dpo"
 
     def __post_init__(self) -> None:
+        if not is_number(self.passing):
+            raise UserError(f"method.passing={self.passing} must be a number.")
         if self.sampling.group < 2:
             raise UserError("method.sampling.group must be at least 2 for dpo: a pair needs two answers.")
         if self.sampling.resample:

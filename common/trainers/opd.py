@@ -20,7 +20,7 @@ from torch import Tensor
 from common.advantages import Advantage
 from common.aggregation import token_weights
 from common.distillation import Distillation, sampled_advantage
-from common.errors import UserError, one_of
+from common.errors import UserError, is_number, one_of
 from common.interfaces import Batch, Experience, Metrics
 from common.logprobs import entropy, log_probs
 from common.mismatch import Mismatch
@@ -54,7 +54,7 @@ class OPD:
     def __post_init__(self) -> None:
         one_of("method.teacher", self.teacher, ("subject", "mixture"))
         one_of("method.off_policy_source", self.off_policy_source, ("teacher", "reference"))
-        if not 0 <= self.off_policy <= 1:
+        if not is_number(self.off_policy) or not 0 <= self.off_policy <= 1:
             raise UserError(f"method.off_policy={self.off_policy} must lie between 0 (all from the student) and 1.")
         if self.objective.kind == "sampled" and self.off_policy:
             raise UserError("method.off_policy needs a full-vocabulary objective.kind: a token that the student did not write has no sampled gradient.")

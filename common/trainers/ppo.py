@@ -49,8 +49,8 @@ class PPO:
     name: str = "ppo"
 
     def __post_init__(self) -> None:
-        at_least("method.rows_per_round", self.rows_per_round, 1, optional=True)
-        at_least("method.epochs", self.epochs, 1)
+        at_least("method.rows_per_round", self.rows_per_round, 1, optional=True, whole=True)
+        at_least("method.epochs", self.epochs, 1, whole=True)
 
     def train(self, context: Context) -> None:
         """Run to the horizon; an offline task's rows make exactly one round."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from common.aggregation import AGGREGATES, token_weights
-from common.errors import UserError, one_of
+from common.errors import UserError, is_number, one_of
 from common.interfaces import Batch, Experience
 from common.optimizer import Optim
 from common.trainers.context import Context
@@ -38,6 +38,8 @@ class RFT:
 
     def __post_init__(self) -> None:
         one_of("method.on_failure", self.on_failure, ("drop", "reference"))
+        if not is_number(self.passing):
+            raise UserError(f"method.passing={self.passing} must be a number.")
         one_of("method.aggregate", self.aggregate, AGGREGATES)
         if self.sampling.resample:
             raise UserError("method.sampling.resample has no effect in RFT: an answer is kept or dropped by itself.")

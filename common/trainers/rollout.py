@@ -12,9 +12,10 @@ import torch
 
 from common.advantages import Advantage, refuse_non_finite, signal
 from common.aggregation import token_weights
-from common.errors import UserError, at_least
+from common.errors import UserError, at_least, is_number
 from common.interfaces import Batch, Experience, Policy
 from common.kl import KL, kl_estimate
+from common.logprobs import sum_tokens
 from common.mismatch import Mismatch, answer_gap
 from common.objectives import PolicyGradient
 from common.optimizer import Optim
@@ -32,9 +33,9 @@ class Sampling:
     resample: int = 0  # dynamic sampling (DAPO): further draws that may replace groups without signal
 
     def __post_init__(self) -> None:
-        at_least("method.sampling.group", self.group, 1)
-        at_least("method.sampling.resample", self.resample, 0)
-        if not self.temperature > 0:
+        at_least("method.sampling.group", self.group, 1, whole=True)
+        at_least("method.sampling.resample", self.resample, 0, whole=True)
+        if not is_number(self.temperature) or not self.temperature > 0:
             raise UserError(f"method.sampling.temperature={self.temperature} must be positive; evaluation is greedy already.")
 
 
@@ -44,7 +45,7 @@ def sample(context: Context, step: int, rows: int | None, sampling: Sampling, dr
     if task.offline:
         recorded = task.batch(step, rows or task.size or 0).rows
         assert recorded is not None, "an offline task's batch carries its rows"
-        return recorded
+        return finite(recorded)
     problems = max(1, rows // sampling.group) if rows is not None else task.size or 1
     return answer(context, task.batch(step, problems, draw), step, sampling, draw)
 
@@ -53,9 +54,20 @@ def answer(context: Context, batch: Batch, step: int, sampling: Sampling, draw: 
     """`group` sampled answers to each problem of the batch, judged; a function of the weights and (seed, step, draw)."""
     policy = context.policy
     noise_NA = uniforms(context.seed, f"rollout {draw}", step, len(batch) * sampling.group, policy.answer_len)
-    return context.task.experience(
-        policy, batch, sampling.group, temperature=sampling.temperature, uniforms_NA=noise_NA
+    return finite(
+        context.task.experience(policy, batch, sampling.group, temperature=sampling.temperature, uniforms_NA=noise_NA)
     )
+
+
+def finite(rows: Experience) -> Experience:
+    """The rows, unless a reward or an advantage is NaN or infinite: UserError with the row's id."""
+    ids = [i for i in rows.row_ids for _ in range(rows.group)]
+    if rows.rewards_N is not None:
+        refuse_non_finite(rows.rewards_N, ids)
+    if rows.advantages is not None:
+        per_row = rows.advantages if rows.advantages.dim() == 1 else sum_tokens(rows.advantages, rows.mask_NA)
+        refuse_non_finite(per_row, ids, "advantage")
+    return rows
 
 
 def problems_of(context: Context, step: int, optim: Optim, sampling: Sampling) -> Batch:
@@ -75,7 +87,6 @@ def sample_with_signal(context: Context, step: int, rows: int | None, sampling: 
     kept = sample(context, step, rows, sampling)
     if context.task.offline or kept.rewards_N is None:
         return kept, {}
-    refuse_non_finite(kept.rewards_N, [i for i in kept.row_ids for _ in range(kept.group)])
     metrics = {"reward": float(kept.rewards_N.double().mean()), "signal": _signal_share(kept)}
     if sampling.resample and kept.groups_N is None:
         drawn = 1
@@ -161,6 +172,8 @@ def prepare(
 
 def _advantages(rows: Experience, advantage: Advantage, kl: KL) -> torch.Tensor:
     if rows.advantages is not None:
+        if kl.in_reward:
+            raise UserError("objective.kl.placement=reward needs rewards, but these rows carry advantages; use placement=loss.")
         given = rows.advantages if rows.advantages.dim() == 2 else rows.advantages[:, None].expand_as(rows.mask_NA)
         return given.float() * rows.mask_NA
     assert rows.rewards_N is not None, "rows carry rewards or advantages"
