@@ -62,7 +62,8 @@ class Room:
             self.env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
         except gymnasium.error.Error as error:
             raise UserError(f"data.levels: {level} is not a level of minigrid ({error}).") from None
-        self.env.gen_obs = dict  # a view costs more than the action before it: it is computed when somebody looks
+        # A view costs more than the action before it: it is computed when somebody looks, and once for all who do.
+        self.env.gen_obs, self.env.gen_obs_grid = dict, self._view
         self.level = level
         self.done, self.success, self.steps = True, False, 0
         self.reward = 0.0  # the level's own: 1 - 0.9 * steps / most steps, on success
@@ -74,7 +75,7 @@ class Room:
         """Begin the episode of this seed."""
         self.env.reset(seed=seed)
         self.seed, self.done, self.success, self.steps, self.reward = seed, False, False, 0, 0.0
-        self._cells: np.ndarray | None = None
+        self._seen: tuple[Any, np.ndarray] | None = None
         self._distances: dict[tuple[int, int, int], int] | None = None
         mission = self.env.mission
         if not mission.startswith("go to "):
@@ -88,7 +89,7 @@ class Room:
         if self.done:
             return
         _, reward, terminated, truncated, _ = self.env.step(ENV_ACTION[digit])
-        self._cells = None
+        self._seen = None
         self.steps += 1
         self.done, self.success = terminated or truncated, bool(terminated and reward > 0)
         self.reward = float(reward)
@@ -100,12 +101,19 @@ class Room:
 
     # -- what is seen ------------------------------------------------------------------------------------------------
 
+    def _view(self, agent_view_size: int | None = None) -> tuple[Any, np.ndarray]:
+        """(what lies in the view, what of it is in sight), as minigrid's own `gen_obs_grid` has it."""
+        if agent_view_size is not None:
+            return type(self.env).gen_obs_grid(self.env, agent_view_size)
+        if self._seen is None:
+            self._seen = type(self.env).gen_obs_grid(self.env)
+        return self._seen
+
     @property
     def cells(self) -> np.ndarray:
         """The view as symbols (7, 7, 3): kind, colour and state of each cell (x, y); kind 0 is out of sight."""
-        if self._cells is None:
-            self._cells = type(self.env).gen_obs(self.env)["image"]
-        return self._cells
+        grid, in_sight = self._view()
+        return grid.encode(in_sight)
 
     @property
     def frame(self) -> np.ndarray:
@@ -115,11 +123,8 @@ class Room:
     @property
     def in_view(self) -> bool:
         """Whether the target is among the cells that the agent sees."""
-        return any(self.env.in_view(*position) and self._sees(position) for position in self._targets())
-
-    def _sees(self, position: tuple[int, int]) -> bool:
-        x, y = self.env.relative_coords(*position)
-        return bool(self.cells[x, y, 0] > 1)  # 0: not seen, 1: empty
+        inside = [self.env.relative_coords(*position) for position in self._targets() if self.env.in_view(*position)]
+        return any(bool(self._view()[1][cell]) for cell in inside)
 
     @property
     def position(self) -> tuple[int, int]:
