@@ -71,7 +71,8 @@ class OPD:
         for step in loop.steps():
             batch = problems_of(context, step, self.optim, self.sampling)
             rows = self._rows(context, batch, step)
-            rows = self._corrected(context, rows)
+            rows, mismatched = self._corrected(context, rows)
+            loop.count_once(mismatched)
             scale_NA = token_weights(rows.mask_NA, rows.weights, self.objective.aggregate, self.objective.constant)
             loop.update(rows.with_extras(scale_NA=scale_NA), lambda micro: self._loss(context, micro))
 
@@ -83,13 +84,13 @@ class OPD:
             rows = rows.with_extras(outcome_NA=outcome_NA)
         return self._with_off_policy(context, batch, rows, step) if self.off_policy else rows
 
-    def _corrected(self, context: Context, rows: Experience) -> Experience:
+    def _corrected(self, context: Context, rows: Experience) -> tuple[Experience, dict[str, float]]:
         """w = sg[s / mu] of the sampler mu. The one update follows at once, so s may be scored before it."""
         if self.mismatch.treatment == "off" or rows.rollout_logps is None:
-            return rows
+            return rows, {}
         old_NA = score(context.policy, rows, context.world, self.optim.micro_batch)
-        used_NA, keep_NA, _ = self.mismatch(old_NA, rows.rollout_logps, rows.mask_NA, rows.weights)
-        return replace(rows, mask_NA=keep_NA).with_extras(importance_NA=used_NA)
+        used_NA, keep_NA, diagnostics = self.mismatch(old_NA, rows.rollout_logps, rows.mask_NA, rows.weights)
+        return replace(rows, mask_NA=keep_NA).with_extras(importance_NA=used_NA), diagnostics
 
     def _with_off_policy(self, context: Context, batch: Batch, rows: Experience, step: int) -> Experience:
         given = reference_rows(batch) if self.off_policy_source == "reference" else teacher_rows(context, batch)
