@@ -11,8 +11,10 @@ R is the reward of a row, G the rows that are compared with each other (usually 
 | whiten   | token returns, whitened over tokens   | REINFORCE++, arXiv 2501.03262            |
 | none     | R                                     | REINFORCE, Williams 1992                 |
 
-Dividing by the group's std (group) weighs nearly solved and nearly hopeless prompts up; it is no gradient of the expected
-reward. centred is, up to (G - 1) / G; rloo is exactly (unbiased). Statistics are over all ranks: rows are global.
+rloo is an unbiased gradient of the expected reward, centred is (G - 1) / G of it. Dividing by the group's std (group)
+is no gradient of it: with rewards 0 and 1 and G = 8 a prompt solved 2% or 98% of the time weighs 1.387 times one solved
+half the time; with graded rewards the direction turns (cosine .979 at G = 2). Proved by enumeration in
+tests/common/test_enumeration.py. Statistics are over all ranks: rows are global.
 """
 
 from __future__ import annotations
@@ -115,8 +117,8 @@ class Advantage:
     ) -> Tensor:
         """(N, A) advantages of every scored token, float32, without gradient.
 
-        `penalty_NA` (beta times a KL estimate) is subtracted from the reward: summed over the answer, or, for `whiten`, at
-        its own token, so that a token answers for the penalties that follow it (REINFORCE++).
+        `penalty_NA` (beta times a KL estimate) is subtracted from the reward: summed over the answer, or, for `whiten`,
+        at its own token, so that a token answers for the penalties that follow it (REINFORCE++).
         """
         if self.kind == "whiten":
             return self._whitened_returns(rewards_N, mask_NA, weight_N, penalty_NA)

@@ -1,7 +1,7 @@
 """One denominator: how per-token losses of an update become one number.
 
-The weights are computed from masks and row weights over *all* rows of an update (all micro-batches, all ranks) before any
-forward, so that loss = sum(loss_NA * token_weights) adds up to the same whatever way the rows are split.
+The weights are computed from masks and row weights over *all* rows of an update (all micro-batches, all ranks) before
+any forward, so that loss = sum(loss_NA * token_weights) adds up to the same whatever way the rows are split.
 
 | aggregate     | sum over tokens of            | used by                                   |
 |---------------|-------------------------------|-------------------------------------------|
@@ -11,7 +11,9 @@ forward, so that loss = sum(loss_NA * token_weights) adds up to the same whateve
 | constant      | loss / (rows * constant)      | Dr. GRPO (arXiv 2503.20783)               |
 
 token_mean and constant weigh long answers by their length, sequence_mean does not: with length-normalised rows a long
-wrong answer is punished less a token, which is GRPO's length bias.
+wrong answer is punished less a token, which is GRPO's length bias. Over an endless batch the other three only scale the
+gradient of the expected reward; sequence_mean turns it (cosine .956 with a baseline, .389 without, answers of 1 to 3
+tokens: tests/common/test_enumeration.py).
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def token_weights(
 ) -> Tensor:
     """(N, A) float32 weights of each token's loss; rows of weight 0 and unscored tokens get 0.
 
-    `constant` is the fixed length of the "constant" aggregate (None: A, the longest possible answer). Rows without a scored
-    token count in no denominator. All zeros where nothing is scored.
+    `constant` is the fixed length of the "constant" aggregate (None: A, the longest possible answer). Rows without a
+    scored token count in no denominator. All zeros where nothing is scored.
     """
     one_of("aggregate", aggregate, AGGREGATES)
     weighted_NA = mask_NA.float() * weight_N[:, None]

@@ -3,15 +3,17 @@ the teacher's, with the student's own prefix kept.
 
 s, t are the student's and the teacher's log-probs over the vocabulary at one position:
 
-| kind        | loss of a token                                  | pulls                              | source              |
-|-------------|--------------------------------------------------|------------------------------------|---------------------|
-| reverse_kl  | sum_v s (log s - log t)                          | to the teacher's modes             | MiniLLM, arXiv 2306.08543; OPD |
-| forward_kl  | sum_v t (log t - log s)                          | to cover the teacher               | Hinton 2015         |
-| jsd         | b KL(t||m) + (1-b) KL(s||m), m = (1-b) s + b t   | between; b 0 and 1 are forward and reverse | GKD, arXiv 2306.13649 |
-| sampled     | -sg(log t(y) - log s(y)) log s(y), y written     | as reverse_kl in expectation, with the variance of one token | MOPD, arXiv 2601.02780 |
+| kind       | loss of a token                                | pulls                         | source                 |
+|------------|------------------------------------------------|-------------------------------|------------------------|
+| reverse_kl | sum_v s (log s - log t)                        | to the teacher's modes        | arXiv 2306.08543; OPD  |
+| forward_kl | sum_v t (log t - log s)                        | to cover the teacher          | Hinton 2015            |
+| jsd        | b KL(t,m) + (1-b) KL(s,m), m = (1-b) s + b t   | b = 0 forward, b = 1 reverse  | GKD, arXiv 2306.13649  |
+| sampled    | -sg(log t(y) - log s(y)) log s(y), y written   | as reverse_kl, in expectation | MOPD, arXiv 2601.02780 |
 
-Each is the gradient of its own token's divergence with the prefix held fixed; the effect of a token on the later ones is
-dropped, so none is the gradient of the KL of whole answers.
+Each is the gradient of its own token's divergence with the prefix held fixed: what a token does to the later ones is
+dropped, so reverse_kl and sampled are not the gradient of the KL of whole answers. For three tokens and a teacher one
+nat of noise away the bias |found - true| / |true| is .605, the cosine .886; `reward_to_go` of the sampled advantages
+would be exact, at the price of variance (tests/common/test_enumeration_divergences.py).
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def forward_kl(student_NAV: Tensor, teacher_NAV: Tensor) -> Tensor:
 
 
 def jsd(student_NAV: Tensor, teacher_NAV: Tensor, beta: float = 0.5) -> Tensor:
-    """Generalised Jensen-Shannon divergence of GKD; beta 0 and 1 are forward and reverse KL (the formula itself tends to 0)."""
+    """Generalised Jensen-Shannon divergence of GKD; beta 0 and 1 are forward and reverse KL (its limit is 0)."""
     if beta == 0:
         return forward_kl(student_NAV, teacher_NAV)
     if beta == 1:
@@ -76,8 +78,8 @@ def mix(teachers_KNAV: Tensor) -> Tensor:
 def truncate(student_NAV: Tensor, teacher_NAV: Tensor, k: int, of: str, rest: str) -> tuple[Tensor, Tensor]:
     """Both distributions over the k largest tokens of one side.
 
-    rest "renormalise": the k tokens sum to one again (what lies outside is not matched); "bucket": the others become one
-    further token, whose log-prob is their logsumexp (never log(1 - sum), which cancels). k >= V returns both unchanged.
+    rest "renormalise": the k tokens sum to one again (what lies outside is not matched); "bucket": the others become
+    one further token, whose log-prob is their logsumexp (never log(1 - sum), which cancels). k >= V changes nothing.
     """
     if k >= student_NAV.shape[-1]:
         return student_NAV, teacher_NAV
@@ -94,7 +96,7 @@ def truncate(student_NAV: Tensor, teacher_NAV: Tensor, k: int, of: str, rest: st
 
 
 def _log_mass(logps_NAV: Tensor, where: Tensor) -> Tensor:
-    """log of the probability of the marked tokens, (N, A, 1); -inf with zero gradient where all of them are impossible."""
+    """log of the probability of the marked tokens, (N, A, 1); -inf with zero gradient where all are impossible."""
     possible = where & (logps_NAV > -torch.inf)
     some = possible.any(-1, keepdim=True)
     inside = logps_NAV.masked_fill(~possible & some, -torch.inf).masked_fill(~some, 0.0)
@@ -133,11 +135,12 @@ class Distillation:
             )
         if self.kind == "sampled" and (self.top_k is not None or self.temperature != 1.0):
             raise UserError(
-                "objective.top_k and objective.temperature have no effect with objective.kind=sampled; leave them at null and 1."
+                "objective.top_k and objective.temperature have no effect with objective.kind=sampled; "
+                "leave them at null and 1."
             )
 
     def divergence(self, student_NAV: Tensor, teacher_NAV: Tensor) -> Tensor:
-        """(N, A) divergence of the full-vocabulary kinds; both arguments are log-probs, the teacher's without gradient."""
+        """(N, A) divergence of the full-vocabulary kinds; both are log-probs, the teacher's without gradient."""
         if self.temperature != 1.0:
             student_NAV = (student_NAV / self.temperature).log_softmax(-1)
             teacher_NAV = (teacher_NAV / self.temperature).log_softmax(-1)

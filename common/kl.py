@@ -8,8 +8,13 @@ With x = ref_logp - logp of a written token (J. Schulman, "Approximating KL dive
 | k2        | x^2 / 2          | the reverse KL(policy || ref)              | no divergence, biased          |
 | k3        | exp(x) - x - 1   | the *forward* KL(ref || policy)            | biased; value unbiased         |
 
-So "k3 in the loss", the common default, pulls towards covering the reference; k2 in the loss or k1 in the reward is what
-"minus beta KL(policy || ref)" promises.
+So "k3 in the loss", the common default, pulls towards covering the reference; k2 in the loss or k1 in the reward is
+what "minus beta KL(policy || ref)" promises. In the loss each token's KL is descended with its prefix held fixed;
+only k1 in the reward is the gradient of the KL of whole answers, which counts what a token does to the later ones.
+
+Against that gradient, at a reference one nat of noise away (tests/common/test_enumeration_divergences.py), the bias
+|expected - true| / |true| and the cosine are: k1 in the reward 0 and 1; k2 in the loss .605 and .886; k3 in the loss
+.765 and .810; k2 in the reward 1.42 and .10; k3 in the reward 1.30 and -.07 (no longer a descent direction).
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ class KL:
         one_of("kl.aggregate", self.aggregate, (None, *AGGREGATES))
         if self.beta and self.estimator == "k1" and self.placement == "loss":
             raise UserError(
-                "kl.estimator=k1 with kl.placement=loss has an expected gradient of zero; use k2 in the loss or k1 in the reward."
+                "kl.estimator=k1 with kl.placement=loss has an expected gradient of zero; "
+                "use k2 in the loss or k1 in the reward."
             )
 
     @property

@@ -3,21 +3,24 @@
 Every function returns a per-token loss (N, A); how the tokens become one number is `common/aggregation.py`'s business.
 With r = exp(logp - old_logp) by the chosen ratio and A the advantage:
 
-| surrogate | loss of a token                              | source                                              |
-|-----------|----------------------------------------------|-----------------------------------------------------|
-| reinforce | -A logp                                      | Williams 1992; equals every other one's gradient at r = 1 |
-| clip      | -min(r A, clip(r, 1 - low, 1 + high) A)      | PPO, arXiv 1707.06347; low != high: DAPO, arXiv 2503.14476 |
-| cispo     | -sg(clip(r, 1 - low, 1 + high)) A logp       | CISPO, arXiv 2506.13585, two-sided form             |
-| cispo_cap | -sg(min(r, 1 + high)) A logp                 | CISPO with an upper cap only                        |
+| surrogate | loss of a token                         | source                                                     |
+|-----------|-----------------------------------------|------------------------------------------------------------|
+| reinforce | -A logp                                 | Williams 1992; every other one's gradient at r = 1         |
+| clip      | -min(r A, clip(r, 1 - low, 1 + high) A) | PPO, arXiv 1707.06347; low != high: DAPO, arXiv 2503.14476 |
+| cispo     | -sg(clip(r, 1 - low, 1 + high)) A logp  | CISPO, arXiv 2506.13585, two-sided form                    |
+| cispo_cap | -sg(min(r, 1 + high)) A logp            | CISPO with an upper cap only                               |
 
-| ratio         | r                                                                            |
-|---------------|------------------------------------------------------------------------------|
-| token         | exp(logp_t - old_t): drops the effect of earlier tokens' changes             |
+| ratio         | r                                                                                        |
+|---------------|------------------------------------------------------------------------------------------|
+| token         | exp(logp_t - old_t): drops the effect of earlier tokens' changes                         |
 | sequence      | exp(sum of the answer's gaps): the exact ratio of whole answers, high variance; NOT GSPO |
-| sequence_mean | exp(mean of the gaps): GSPO, arXiv 2507.18071                                |
+| sequence_mean | exp(mean of the gaps): GSPO, arXiv 2507.18071                                            |
 
 Clipping biases the gradient wherever it is active; `dual_clip` c bounds the loss of negative advantages at -c A
-(arXiv 1912.09729).
+(arXiv 1912.09729). Bias and cosine to the gradient of the expected reward, for answers of three tokens whose old
+policy is half a nat of noise away (tests/common/test_enumeration.py): sequence without a clip 0 and 1, clipped at .2
+.437 and .906; token without a clip .394 and .955, clipped .793 and .677; sequence_mean without a clip .351 and .941;
+cispo .462 and .920, cispo_cap .390 and .934; reinforce, which ignores the move, .523 and .886.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def cross_entropy(logps_NA: Tensor) -> Tensor:
 
 
 def log_ratio(logps_NA: Tensor, old_logps_NA: Tensor, mask_NA: Tensor, ratio: str) -> Tensor:
-    """log r by the chosen ratio, (N, A), at most 40; a sequence ratio stands at every position, unscored ones included."""
+    """log r by the chosen ratio, (N, A), at most 40; a sequence ratio stands at every position of its row."""
     one_of("ratio", ratio, RATIOS)
     gap_NA = (logps_NA - old_logps_NA).masked_fill(~mask_NA, 0.0)
     if ratio != "token":
@@ -97,7 +100,8 @@ class PolicyGradient:
             raise UserError(f"objective.entropy_bonus={self.entropy_bonus} must be a number.")
         if self.dual_clip is not None and self.surrogate != "clip":
             raise UserError(
-                f"objective.dual_clip has no effect with objective.surrogate={self.surrogate}; use surrogate=clip or leave it null."
+                f"objective.dual_clip has no effect with objective.surrogate={self.surrogate}; "
+                "use surrogate=clip or leave it null."
             )
 
     def __call__(
@@ -113,8 +117,8 @@ class PolicyGradient:
     ) -> Losses:
         """Terms "pg", and where configured "kl" and "entropy", each (N, A), already multiplied by its coefficient.
 
-        logps_NA carry the gradient; everything else is a constant except entropy_NA where entropy_bonus > 0. importance_NA
-        are the used weights of the sampler mismatch.
+        logps_NA carry the gradient; everything else is a constant except entropy_NA where entropy_bonus > 0.
+        importance_NA are the used weights of the sampler mismatch.
         """
         logps_NA = logps_NA.masked_fill(~mask_NA, 0.0)
         old_logps_NA = old_logps_NA.masked_fill(~mask_NA, 0.0)
@@ -145,7 +149,7 @@ class PolicyGradient:
     def _ratio_stats(
         self, logps_NA: Tensor, old_NA: Tensor, ratio_NA: Tensor, advantages_NA: Tensor, mask_NA: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Diagnostics of the ratio. A clip counts only where it is active: it is the sign of A that says which side acts."""
+        """Diagnostics of the ratio. A clip counts only where it is active: the sign of A says which side acts."""
         if self.surrogate == "reinforce":
             return {}
         with torch.no_grad():

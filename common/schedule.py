@@ -12,8 +12,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 def lr_factor(schedule: str, update: int, total: int | None, warmup: int = 0) -> float:
     """Factor in [0, 1] for update 0, 1, ..., total - 1.
 
-    A linear warmup, min(1, (update + 1) / warmup), times the decay, which runs over the whole horizon (`total`) from 1 at
-    update 0 towards 0 at `total`. Raises UserError where a decay has no horizon to run over.
+    A linear warmup, min(1, (update + 1) / warmup), times the decay, which runs over the whole horizon (`total`) from 1
+    at update 0 towards 0 at `total`. Raises UserError where a decay has no horizon to run over.
     """
     one_of("optim.schedule", schedule, SCHEDULES)
     rise = min(1.0, (update + 1) / warmup) if warmup else 1.0
