@@ -12,7 +12,7 @@ So "k3 in the loss", the common default, pulls towards covering the reference; k
 what "minus beta KL(policy || ref)" promises. In the loss each token's KL is descended with its prefix held fixed;
 only k1 in the reward is the gradient of the KL of whole answers, which counts what a token does to the later ones.
 
-Against that gradient, at a reference one nat of noise away (tests/common/test_enumeration_divergences.py), the bias
+Against that gradient, at an unrelated reference (unit logits, tests/common/test_enumeration_divergences.py), the bias
 |expected - true| / |true| and the cosine are: k1 in the reward 0 and 1; k2 in the loss .605 and .886; k3 in the loss
 .765 and .810; k2 in the reward 1.42 and .10; k3 in the reward 1.30 and -.07 (no longer a descent direction).
 """
