@@ -11,9 +11,9 @@ s, t are the student's and the teacher's log-probs over the vocabulary at one po
 | sampled    | -sg(log t(y) - log s(y)) log s(y), y written   | as reverse_kl, in expectation | MOPD, arXiv 2601.02780 |
 
 Each is the gradient of its own token's divergence with the prefix held fixed: what a token does to the later ones is
-dropped, so reverse_kl and sampled are not the gradient of the KL of whole answers. For three tokens and an
-unrelated teacher (unit logits) the bias |found - true| / |true| is .605, the cosine .886; `reward_to_go` of the sampled advantages
-would be exact, at the price of variance (tests/common/test_enumeration_divergences.py).
+dropped, so reverse_kl and sampled are not the gradient of the KL of whole answers. For three tokens and an unrelated
+teacher (unit logits) the bias |found - true| / |true| is .605, the cosine .886; `reward_to_go` of the sampled
+advantages would be exact, at the price of variance (tests/common/test_enumeration_divergences.py).
 """
 
 from __future__ import annotations
