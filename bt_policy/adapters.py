@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def attach(
 ) -> PeftModel:
     """`base` with a live adapter "default" (new, or continued from a folder), the `others` and an empty slot "start"."""
     base.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that will change
         torch.manual_seed(stream(seed, "lora"))
         if adapter is None:
             fresh = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, task_type="CAUSAL_LM", target_modules=modules)

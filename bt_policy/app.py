@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,51 +12,109 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from bt_policy import adapters, loading, prompt, rows
+from bt_policy import adapters, loading, prompt, results, rows
 from bt_policy.encoding import Encoder
-from bt_policy.loading import located
+from bt_policy.places import located
+from bt_policy.rows import Row
 from bt_policy.task import RowsTask
 from bt_policy.vlm import BASE, VLMPolicy
 from common.distributed import World
 from common.errors import UserError
 from common.interfaces import Policy
 from common.run import Parts, execute
+from common.trainers.context import Context
+
+log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     """Train as `cfg` says, in `directory`; the content of result.json."""
-    return execute(cfg, directory, partial(build, cfg, directory))
+    if cfg.out is not None:
+        results.check_out(Path(cfg.out), directory)
+    result = execute(cfg, directory, partial(build, cfg, directory))
+    stats = result.pop("stats", None)
+    if stats:
+        log.info("PPO_DONE %s", json.dumps(stats))
+    return result
 
 
 def build(cfg: DictConfig, directory: Path, world: World) -> Parts:
     """Rows first: whatever is wrong with them is said before a model is loaded."""
     train, valid = read_rows(cfg, directory, world)
-    levels = cfg.model.levels or [10] * len(train[0].code)
+    levels = list(cfg.model.levels or [10] * len(train[0].code))
     policy = build_policy(cfg, levels, world)
     task = RowsTask(
         train, valid, policy.encoder, seed=cfg.seed, world=world, reward=cfg.data.reward, eval_rows=cfg.model.eval_rows
     )
-    return Parts(policy, task, teachers=Teachers(cfg, task.subjects, policy), reference=partial(policy.frozen, "ref"))
+
+    def finish(result: dict[str, Any], context: Context) -> None:
+        if world.main:
+            out = None if cfg.out is None else Path(cfg.out)
+            result["stats"] = results.write(directory, out, result, cfg.method.name, len(levels), len(valid))
+
+    return Parts(
+        policy,
+        task,
+        teachers=Teachers(cfg, task.subjects, policy),
+        reference=partial(policy.frozen, "ref"),
+        optimizer_state=_optimizer(cfg),
+        finish=finish,
+    )
 
 
-def read_rows(cfg: DictConfig, directory: Path, world: World) -> tuple[list[rows.Row], list[rows.Row]]:
-    """Checked training and validation rows. Rank 0 looks at the pictures first; the others profit from its verdicts."""
-    found = []
+def _optimizer(cfg: DictConfig) -> Path | None:
+    if cfg.model.optimizer != "auto":
+        return None if cfg.model.optimizer is None else Path(cfg.model.optimizer)
+    adapter = None if cfg.model.adapter is None else Path(located(cfg.model.adapter))
+    return results.optimizer_beside(adapter, cfg.method.name)
+
+
+def read_rows(cfg: DictConfig, directory: Path, world: World) -> tuple[list[Row], list[Row]]:
+    """Checked training and validation rows, made first where the data are BabyAI's.
+
+    Rank 0 looks at the pictures first; the others profit from its verdicts.
+    """
+    paths = {name: None if cfg.data[name] is None else Path(located(cfg.data[name])) for name in ("train", "valid")}
+    if paths["train"] is None:
+        train, valid = _default_rows(cfg)
+        paths = {"train": train, "valid": paths["valid"] or valid}
+    if not world.main:
+        world.barrier()
+    found: dict[str, list[Row]] = {}
     levels = cfg.model.levels
-    for name in ("train", "valid"):
-        path = cfg.data[name]
-        if path is None:
-            found.append([])
-            continue
-        read = partial(
-            rows.read, Path(path), levels=levels, image_root=Path(cfg.data.image_root) if cfg.data.image_root else None,
-            max_pixels=cfg.data.max_pixels, cache=Path(cfg.cache_dir) / "pictures.json",
-        )  # fmt: skip
-        rejected = directory / f"rejected.{name}.jsonl" if world.main else None
-        good = rows.accept(Path(path), read(), cfg.data.on_bad_row, rejected)
-        levels = levels or [10] * len(good[0].code)
-        found.append(good)
-    return found[0], found[1]
+    for name, path in paths.items():
+        found[name] = [] if path is None else _read(cfg, path, levels, directory / f"rejected.{name}.jsonl", world)
+        levels = levels or [10] * len(found["train"][0].code)
+    if world.main:
+        world.barrier()
+    return found["train"], found["valid"]
+
+
+def _default_rows(cfg: DictConfig) -> tuple[Path, Path]:
+    """The rows of a run that names none: recorded ones where the method needs them, else the expert's, made on first use."""
+    recorded = cfg.data.recorded.get(cfg.method.name)
+    if recorded is not None:
+        return Path(located(recorded.train)), Path(located(recorded.valid))
+    from bt_policy import babyai
+
+    made = Path(cfg.data.directory) / f"{cfg.data.level}_{cfg.data.rows}_{cfg.data.valid_rows}"
+    return babyai.ensure(made, level=cfg.data.level, train=cfg.data.rows, valid=cfg.data.valid_rows)
+
+
+def _read(cfg: DictConfig, path: Path, levels: Sequence[int] | None, rejected: Path, world: World) -> list[Row]:
+    """One file's rows. Where the configured model cannot read them, the sentence names the setting."""
+    root = None if cfg.data.image_root is None else Path(cfg.data.image_root)
+    pixels = min(cfg.data.max_pixels, cfg.model.frame_pixels or cfg.data.max_pixels)
+    read = rows.read(path, levels=levels, image_root=root, max_pixels=pixels, cache=Path(cfg.cache_dir) / "pictures.json")
+    try:
+        return rows.accept(path, read, cfg.data.on_bad_row, rejected if world.main else None)
+    except UserError as error:
+        if cfg.model.levels is None and cfg.model.frame_pixels is None:
+            raise
+        raise UserError(
+            f"{error}\nmodel={cfg.model.name} reads codes with the levels {list(cfg.model.levels or [])} and frames of up to "
+            f"{pixels} pixels; for rows of another model name it, e.g. model=qwen3_5_9b."
+        ) from None
 
 
 def build_policy(cfg: DictConfig, levels: list[int], world: World) -> VLMPolicy:

@@ -7,6 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from bt_policy import prompt
+from bt_policy.places import located
 from common.errors import UserError, at_least, one_of
 
 
@@ -20,9 +21,9 @@ def validate(cfg: DictConfig) -> None:
     _check_lora(cfg.model.lora)
     for key in ("train", "valid"):
         path = cfg.data[key]
-        if path is not None and not Path(path).is_file():
+        if path is not None and not Path(located(path)).is_file():
             raise UserError(f"data.{key}={path} does not exist.")
-    if cfg.data.train is None:
+    if cfg.data.train is None and cfg.data.get("level") is None:
         raise UserError("There are no rows to learn from: give data.train=ROWS.jsonl (docs/rows.md describes them).")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,10 @@ from transformers import AutoTokenizer, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging as hf_logging
 
+from bt_policy.places import located
 from common.errors import UserError
 
 log = logging.getLogger(__name__)
-
-PACKAGE = "package://"  # model.path=package://tiny/base lies inside bt_policy
-
-
-def located(path: str) -> str:
-    """A folder of this package, a folder as it is, or a name on the hub."""
-    if path.startswith(PACKAGE):
-        return str(files("bt_policy") / path.removeprefix(PACKAGE))
-    return str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
-
 
 def load(
     path: str, *, dtype: str, device: torch.device, attention: str = "sdpa", kernels: bool = False, images: str = "pil"
@@ -35,6 +25,8 @@ def load(
     if device.type == "cuda" and not kernels:
         _warn_about_kernels()
     hf_logging.disable_progress_bar()
+    if device.type == "cpu":
+        hf_logging.set_verbosity_error()  # a CPU has no fused kernels to miss
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     if kernels and device.type == "cuda":
         options["use_kernels"] = True

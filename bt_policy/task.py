@@ -16,6 +16,7 @@ from bt_policy.rows import Row
 from common.distributed import World
 from common.errors import UserError
 from common.interfaces import Batch, Experience, Metrics, Policy
+from common.rollout import sample_sharded
 from common.seeding import torch_rng
 
 
@@ -92,21 +93,18 @@ class RowsTask:
     def experience(self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor) -> Experience:
         """Each rank samples its share; the rows of all ranks come back, judged against the rows' codes."""
         asked = batch.prompts.masked()
-        units, _ = self.world.shard(len(batch))
-        mine = (units[:, None] * group + torch.arange(group)).reshape(-1)
-        sample = policy.sample(asked[units], group, temperature=temperature, uniforms_NA=uniforms_NA[mine])
-        answers_NA = self.world.gather(sample.answers_NA, len(batch))
-        digits = policy.answer_len
-        right_NA = answers_NA == batch.answers_BA[:, :digits].repeat_interleave(group, 0).to(answers_NA.device)
+        sample = sample_sharded(policy, asked, group, temperature, uniforms_NA, self.world)
+        assert batch.answers_BA is not None
+        right_NA = sample.answers_NA == batch.answers_BA[:, : policy.answer_len].repeat_interleave(group, 0)
         return Experience(
             prompts=asked,
-            answers_NA=answers_NA,
-            mask_NA=torch.ones_like(answers_NA, dtype=torch.bool),
+            answers_NA=sample.answers_NA,
+            mask_NA=sample.mask_NA,
             subjects=batch.subjects,
             row_ids=batch.row_ids,
             group=group,
             temperature=temperature,
-            rollout_logps=self.world.gather(sample.logps_NA, len(batch)),
+            rollout_logps=sample.logps_NA,
             rewards_N=right_NA.all(1).float() if self.reward == "exact" else right_NA.float().mean(1),
         )
 

@@ -25,6 +25,7 @@ from common import parallel
 from common.distributed import World
 from common.errors import UserError
 from common.interfaces import Sample
+from common.sampling import choose
 
 LIVE = "default"  # the adapter that is trained
 BASE = "base"  # no adapter at all
@@ -141,13 +142,9 @@ class VLMPolicy:
         answers, logps = [], []
         for position in range(self.answer_len):
             legal_NV = self._masked(logits_NV[:, None].float(), everywhere, slice(position, position + 1))[:, 0]
-            logps_NV = (legal_NV / temperature).log_softmax(-1)
-            if uniforms_NA is None:
-                tokens_N = legal_NV.argmax(-1)
-            else:
-                tokens_N = _inverse_cdf(logps_NV, uniforms_NA[:, position].to(self.device))
+            tokens_N, logps_N = choose(legal_NV, temperature, None if uniforms_NA is None else uniforms_NA[:, position])
             answers.append(tokens_N)
-            logps.append(logps_NV.gather(1, tokens_N[:, None])[:, 0])
+            logps.append(logps_N)
             if position + 1 == self.answer_len:
                 break
             mask_NT = torch.cat([mask_NT, torch.ones_like(mask_NT[:, :1])], 1)
@@ -250,10 +247,3 @@ class FrozenAdapter:
     def frozen(self, name: str) -> FrozenAdapter:
         """Another adapter of the same model."""
         return self._policy.frozen(name)
-
-
-def _inverse_cdf(logps_NV: Tensor, uniforms_N: Tensor) -> Tensor:
-    """The token at which the distribution function passes each uniform number; never one of probability 0."""
-    cdf_NV = logps_NV.double().exp().cumsum(-1)
-    wanted_N1 = (uniforms_N * cdf_NV[:, -1])[:, None]
-    return torch.searchsorted(cdf_NV, wanted_N1, right=True)[:, 0].clamp(max=cdf_NV.shape[-1] - 1)

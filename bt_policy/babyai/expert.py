@@ -16,7 +16,7 @@ from PIL import Image
 
 from bt_policy.babyai.memory import Memory
 from bt_policy.babyai.room import CHUNK, DIGIT, HELD_OUT, STAY, Room
-from bt_policy.frames import from_array
+from bt_policy.frames import Frame, from_array
 from common.files import replace_directory, write_text
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Decision:
     """A state that the expert passes through: what is seen, what is asked, and what it does next."""
 
-    frame: np.ndarray  # uint8 (112, 112, 3)
+    picture: Frame
     name: str
     code: str
     cells: np.ndarray  # (7, 7, 3) the view as symbols: kind, colour, state of each cell (x, y)
@@ -34,6 +34,12 @@ class Decision:
     prefix: str = ""  # the actions since the episode began: with level and seed, the state
     memory: tuple[str, str] | None = None
     in_view: bool = True  # whether the frame shows the target
+
+    @property
+    def frame(self) -> np.ndarray:
+        """The frame as pixels, uint8 (112, 112, 3)."""
+        assert isinstance(self.picture.source, np.ndarray)
+        return self.picture.source
 
 
 def expert_digits(room: Room, seed: int) -> Iterator[int]:
@@ -55,7 +61,7 @@ def expert_episode(room: Room, seed: int, memory: int | None = None) -> list[Dec
     """
     seen, digits, history = [], [], []
     for digit in expert_digits(room, seed):
-        seen.append((room.frame, room.name, room.cells, room.in_view))
+        seen.append((room.picture, room.name, room.cells, room.in_view))
         history.append((room.position, room.in_view))
         digits.append(digit)
     if not room.success:
@@ -63,8 +69,8 @@ def expert_episode(room: Room, seed: int, memory: int | None = None) -> list[Dec
     text = "".join(map(str, digits)) + str(STAY) * CHUNK
     history.append((room.position, room.in_view))
     return [
-        Decision(frame, name, text[i : i + CHUNK], cells, seed, text[:i], _memory(history, i, memory), visible)
-        for i, (frame, name, cells, visible) in enumerate(seen)
+        Decision(picture, name, text[i : i + CHUNK], cells, seed, text[:i], _memory(history, i, memory), visible)
+        for i, (picture, name, cells, visible) in enumerate(seen)
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bt_policy.frames import Frame, from_array
 from common.errors import UserError
 
 CHUNK = 3  # actions in a code
@@ -40,17 +41,17 @@ def _tile(kind: int, color: int, state: int, agent: bool) -> np.ndarray:
 
 
 @lru_cache(maxsize=50_000)  # 37 kB each
-def _picture(cells: bytes) -> np.ndarray:
-    """A view's pixels: a function of its symbols, so that equal views share one array."""
+def _picture(cells: bytes) -> Frame:
+    """A view's pixels: a function of its symbols, so that equal views share one picture."""
     view = np.frombuffer(cells, dtype=np.uint8).reshape(7, 7, 3)
     rows = [[_tile(*map(int, view[x, y]), agent=(x, y) == (3, 6)) for x in range(7)] for y in range(7)]
     pixels = np.concatenate([np.concatenate(row, axis=1) for row in rows])
     pixels.setflags(write=False)
-    return pixels
+    return from_array(pixels)
 
 
 class Room:
-    """One level; an episode at a time. `frame`, `name`, `cells` and `in_view` say what the agent sees now."""
+    """One level; an episode at a time. `picture`, `name`, `cells` and `in_view` say what the agent sees now."""
 
     def __init__(self, level: str = ROOM_8) -> None:
         try:
@@ -116,9 +117,16 @@ class Room:
         return grid.encode(in_sight)
 
     @property
+    def picture(self) -> Frame:
+        """The view as the policy is given it."""
+        return _picture(self.cells.tobytes())
+
+    @property
     def frame(self) -> np.ndarray:
         """The view as pixels, uint8 (112, 112, 3), read-only."""
-        return _picture(self.cells.tobytes())
+        pixels = self.picture.source
+        assert isinstance(pixels, np.ndarray)
+        return pixels
 
     @property
     def in_view(self) -> bool:

@@ -17,6 +17,7 @@ from common.trainers.ppo import PPO
 from common.trainers.rlvr import RLVR
 from common.trainers.rollout import Sampling
 from common.trainers.sft import SFT
+from tests.bt_policy import gpt_world
 from tests.bt_policy.conftest import make_policy, make_rows
 
 
@@ -44,8 +45,7 @@ def vlm_context(tmp_path, **options):
 
 
 def gpt_context(tmp_path, **options):
-    tiny_gpt = pytest.importorskip("tests.bt_policy.gpt_world")
-    return tiny_gpt.context(Recorder(), **options)
+    return gpt_world.context(Recorder(), **options)
 
 
 def optim(lr=1e-3):

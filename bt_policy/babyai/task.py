@@ -1,0 +1,245 @@
+"""BabyAI as a `Task`: start states, episodes played from them, and success on held-out seeds.
+
+Where a batch's states come from and what an answer is worth are words of the configuration (conf/data/babyai.yaml):
+
+- `states`: "start" (where episodes begin) or "expert" (every state on the expert's way; here SFT knows what to copy);
+- `decisions`: codes an episode may take. 1 turns every state into a problem of its own, for a verifier;
+- `reward`: success (1 at the end), level (its own, discounted), progress (actions nearer, as a share of the code),
+  shortest (1 for a code on a shortest path);
+- `gamma`: every decision is a row that carries the rewards from it on, discounted by gamma a decision; null gives every
+  decision the whole episode's sum;
+- `compare`: which rows are each other's baseline, those of the same start ("start"), or only those of them that had as
+  many decisions before them ("decision").
+
+The pool of start states is drawn once from (seed, levels) and kept: a round meets the states of earlier rounds again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bt_policy.babyai.episodes import Episode, Start, Step, choose_with, further_uniforms, play
+from bt_policy.babyai.expert import Decision, expert_episode
+from bt_policy.babyai.room import CHUNK, HELD_OUT, Room
+from bt_policy.encoding import Encoder, Prompts
+from common.distributed import World
+from common.errors import at_least, one_of
+from common.interfaces import Batch, Experience, Metrics, Policy
+from common.seeding import numpy_rng, torch_rng
+
+STATES, REWARDS, COMPARISONS, SUBJECTS = (
+    ("expert", "start"), ("success", "level", "progress", "shortest"), ("start", "decision"), ("kind", "level"),
+)  # fmt: skip
+
+
+class BabyAITask:
+    """Start states to act from, and how it is judged."""
+
+    offline = False
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        levels: Sequence[str],
+        seed: int,
+        world: World | None = None,
+        episodes: int = 256,
+        states: str = "expert",
+        decisions: int = 6,
+        reward: str = "success",
+        gamma: float | None = 1.0,
+        compare: str = "start",
+        in_view: bool = False,
+        memory: int | None = None,
+        subject: str = "kind",
+        held_out: int = 128,
+    ) -> None:
+        """episodes: seeds in the pool.  in_view: learn only from frames with the target.  held_out: seeds to evaluate."""
+        check(states, decisions, reward, gamma, compare, memory, subject, episodes, held_out)
+        self.encoder, self.levels, self.seed, self.world = encoder, list(levels), seed, world or World()
+        self.decisions, self.reward, self.gamma, self.compare = decisions, reward, gamma, compare
+        self.in_view, self.memory, self.subject, self.held_out = in_view, memory, subject, held_out
+        self.pool = _pool(self.levels, seed, episodes, states, in_view, memory)
+        self.size: int | None = len(self.pool)
+        self.knows_codes = states == "expert"
+        self.subjects = sorted({self._subject(decision.name, start.level) for start, decision in self.pool})
+        self.played: list[Episode] = []  # what `experience` last saw on all ranks, for a file or a report
+
+    def _subject(self, name: str, level: str) -> str:
+        return name.split()[-1] if self.subject == "kind" else level
+
+    # -- what is asked -----------------------------------------------------------------------------------------------
+
+    def batch(self, step: int, n: int, draw: int = 0) -> Batch:
+        """The states of update `step`: passes over the pool in orders drawn from (seed, pass)."""
+        n = min(n, len(self.pool))
+        per_epoch = -(-len(self.pool) // n)
+        epoch, within = divmod(step, per_epoch)
+        order = torch.randperm(len(self.pool), generator=torch_rng(self.seed, f"babyai/order {draw}", epoch))
+        rows = order[within * n : (within + 1) * n].tolist()
+        states = [self.pool[i] for i in rows]
+        answers_BA = None
+        if self.knows_codes:
+            codes = [self.encoder.code_ids(decision.code, end=True) for _, decision in states]
+            answers_BA = torch.tensor(codes, device=self.world.device)
+        return Batch(
+            prompts=Prompts(
+                [decision.picture for _, decision in states],
+                [decision.name for _, decision in states],
+                [decision.memory for _, decision in states],
+                torch.zeros(len(states), dtype=torch.bool),
+            ),
+            subjects=[self._subject(decision.name, start.level) for start, decision in states],
+            row_ids=rows,
+            answers_BA=answers_BA,
+            mask_BA=None if answers_BA is None else torch.ones_like(answers_BA, dtype=torch.bool),
+        )
+
+    # -- acting ------------------------------------------------------------------------------------------------------
+
+    def experience(
+        self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: torch.Tensor
+    ) -> Experience:
+        """`group` episodes from each state; each rank plays its share, and the rows of all ranks come back."""
+        units, weight = self.world.shard(len(batch))
+        units = units[weight > 0]
+        mine = (units[:, None] * group + torch.arange(group)).reshape(-1)
+        numbers = further_uniforms(uniforms_NA)
+        chooser = choose_with(
+            policy, self.encoder, temperature=temperature, uniforms=lambda decision: numbers(decision)[mine]
+        )
+        starts = [self.pool[batch.row_ids[unit]][0] for unit in units.tolist() for _ in range(group)]
+        episodes = play(starts, chooser, decisions=self.decisions, memory=self.memory)
+        self.played = [episode for part in self.world.gather_objects(episodes) for episode in part]
+        return self._rows(self.played, batch, group, temperature)
+
+    def _rows(self, episodes: Sequence[Episode], batch: Batch, group: int, temperature: float) -> Experience:
+        kept, rewards, groups, units = [], [], [], []
+        for number, episode in enumerate(episodes):
+            unit = number // group
+            for at, (step, value) in enumerate(zip(episode.steps, self.values(episode), strict=True)):
+                kept.append(step)
+                rewards.append(value)
+                groups.append(unit * self.decisions + (at if self.compare == "decision" else 0))
+                units.append(unit)
+        whole = self.decisions == 1  # then rows are units of one prompt each, which a policy may compute once
+        device = self.world.device
+        answers_NA = torch.tensor([step.choice.ids for step in kept], device=device)
+        weight_N = torch.tensor([float(step.in_view or not self.in_view) for step in kept], device=device)
+        return Experience(
+            prompts=batch.prompts.masked() if whole else _prompts(kept),
+            answers_NA=answers_NA,
+            mask_NA=torch.ones_like(answers_NA, dtype=torch.bool),
+            subjects=batch.subjects if whole else [batch.subjects[unit] for unit in units],
+            row_ids=batch.row_ids if whole else [batch.row_ids[unit] for unit in units],
+            group=group if whole else 1,
+            temperature=temperature,
+            weight_N=weight_N if self.in_view and bool(weight_N.any()) else None,
+            rollout_logps=torch.tensor([step.choice.logps for step in kept], device=device),
+            rewards_N=torch.tensor(rewards, device=device),
+            groups_N=None if whole else torch.tensor(groups, device=device),
+        )
+
+    def values(self, episode: Episode) -> list[float]:
+        """What each decision of an episode is worth."""
+        last = len(episode.steps) - 1
+        own = [self._reward(step, episode, at == last) for at, step in enumerate(episode.steps)]
+        if self.gamma is None:
+            return [sum(own)] * len(own)
+        values, running = [], 0.0
+        for one in reversed(own):
+            running = one + self.gamma * running
+            values.append(running)
+        return values[::-1]
+
+    def _reward(self, step: Step, episode: Episode, last: bool) -> float:
+        if self.reward == "progress":
+            return step.nearer / CHUNK
+        if self.reward == "shortest":
+            return float(step.on_path)
+        return (float(episode.success) if self.reward == "success" else episode.reward) if last else 0.0
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, policy: Policy) -> Metrics:
+        """Greedy episodes from this rank's share of the held-out seeds."""
+        starts = held_out_starts(self.levels, self.held_out)
+        units, weight = self.world.shard(len(starts))
+        mine = [starts[i] for i in units[weight > 0].tolist()]
+        episodes = play(mine, choose_with(policy, self.encoder), decisions=max(6, self.decisions), memory=self.memory)
+        return summed(episodes, [self._subject(episode.kind, episode.start.level) for episode in episodes])
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Success; the shorter way decides among equals."""
+        return metrics["success"] + 1e-3 * metrics["return"]
+
+
+def check(
+    states: str, decisions: int, reward: str, gamma: float | None, compare: str, memory: int | None, subject: str,
+    episodes: int, held_out: int,
+) -> None:  # fmt: skip
+    """UserError names the first value that cannot work."""
+    one_of("data.states", states, STATES)
+    one_of("data.reward", reward, REWARDS)
+    one_of("data.compare", compare, COMPARISONS)
+    one_of("data.subject", subject, SUBJECTS)
+    at_least("data.decisions", decisions, 1, whole=True)
+    at_least("data.gamma", gamma, 0, optional=True)
+    at_least("data.memory", memory, 1, optional=True, whole=True)
+    at_least("data.episodes", episodes, 1, whole=True)
+    at_least("data.held_out", held_out, 1, whole=True)
+
+
+def held_out_starts(levels: Sequence[str], n: int) -> list[Start]:
+    """The first n held-out seeds, the levels in turn: the same for every run."""
+    return [Start(levels[i % len(levels)], HELD_OUT + i) for i in range(n)]
+
+
+def summed(episodes: Sequence[Episode], subjects: Sequence[str]) -> Metrics:
+    """Success, return and number of decisions as sums and counts, success also by subject."""
+    steps = [step for episode in episodes for step in episode.steps]
+    n = float(len(episodes))
+    metrics: dict[str, Any] = {
+        "success": (float(sum(episode.success for episode in episodes)), n),
+        "return": (sum(episode.reward for episode in episodes), n),
+        "decisions": (float(len(steps)), n),
+        "shortest": (float(sum(step.on_path for step in steps)), float(len(steps))),
+    }
+    for subject in sorted(set(subjects)):
+        own = [episode.success for episode, other in zip(episodes, subjects, strict=True) if other == subject]
+        metrics[f"success/{subject}"] = (float(sum(own)), float(len(own)))
+    return metrics
+
+
+def _pool(
+    levels: Sequence[str], seed: int, episodes: int, states: str, in_view: bool, memory: int | None
+) -> list[tuple[Start, Decision]]:
+    """The states that are learned from, with what the expert does in them where `states` says that it is asked."""
+    rooms = {level: Room(level) for level in levels}
+    seeds = numpy_rng(seed, "babyai/pool").permutation(HELD_OUT)[:episodes].tolist()
+    found = []
+    for i, number in enumerate(seeds):
+        level = levels[i % len(levels)]
+        if states == "expert":
+            decisions = expert_episode(rooms[level], number, memory)
+        else:
+            room = rooms[level]
+            room.reset(number)
+            empty = None if memory is None else ("", "")
+            decisions = [Decision(room.picture, room.name, "", room.cells, number, "", empty, room.in_view)]
+        kept = [one for one in decisions if one.in_view or not in_view or (states == "start")]
+        found += [(Start(level, number, one.prefix), one) for one in kept]
+    return found
+
+
+def _prompts(steps: Sequence[Step]) -> Prompts:
+    return Prompts(
+        [step.frame for step in steps],
+        [step.name for step in steps],
+        [step.memory for step in steps],
+        torch.ones(len(steps), dtype=torch.bool),
+    )
