@@ -58,7 +58,7 @@ class BabyAITask:
         subject: str = "kind",
         held_out: int = 128,
     ) -> None:
-        """episodes: seeds in the pool.  in_view: learn only from frames with the target.  held_out: seeds to evaluate."""
+        """episodes: seeds in the pool.  in_view: learn only from frames with the target.  held_out: seeds evaluated."""
         check(states, decisions, reward, gamma, compare, memory, subject, episodes, held_out)
         self.encoder, self.levels, self.seed, self.world = encoder, list(levels), seed, world or World()
         self.decisions, self.reward, self.gamma, self.compare = decisions, reward, gamma, compare
