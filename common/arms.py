@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,11 +36,9 @@ def expand(arms: Mapping[str, Sequence[str]], settings: Settings, groups: Sequen
     settings = dict(settings)
     chosen = _narrow({name: _as_settings(overrides, name) for name, overrides in arms.items()}, settings)
     jobs = [job for name, own in chosen.items() for job in _multiply(name, own | settings, groups)]
-    labels: dict[tuple[str, ...], str] = {}
-    for job in jobs:
-        if job.overrides in labels:
-            raise UserError(f"Two jobs of the sweep are the same: {' '.join(job.overrides)}.")
-        labels[job.overrides] = job.arm
+    twice = [job for job, times in Counter(jobs).items() if times > 1]
+    if twice:
+        raise UserError(f"Two jobs of the sweep are the same: {' '.join(twice[0].overrides)}.")
     return jobs
 
 
