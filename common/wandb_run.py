@@ -22,7 +22,7 @@ from common.files import write_text
 log = logging.getLogger(__name__)
 
 LONGEST_NAME, LONGEST_TAG = 128, 64  # what the W&B server accepts
-SETTINGS = {  # a version of W&B that does not know one is not given it
+SETTINGS: dict[str, Any] = {  # a version of W&B that does not know one is not given it
     "silent": True,
     "quiet": True,
     "console": "off",

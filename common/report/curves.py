@@ -70,7 +70,7 @@ class Run:
     def value(self, when: str, measure: str) -> float | None:
         """What result.json says of a measure at "start" or "final"."""
         stored = (self.result or {}).get(when) or {}
-        found = stored.get(label(measure), stored.get(measure))
+        found: Any = stored.get(label(measure), stored.get(measure))
         return float(found) if _number(found) else None
 
 

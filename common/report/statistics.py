@@ -7,7 +7,7 @@ Seeds are few (3 to 10), so the normal's 1.96 would be far too narrow: at n = 3 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -64,7 +64,7 @@ def band(values_SP: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.nda
     return mean_P, student_quantile((1 + level) / 2, n - 1) * values_SP.std(axis=0, ddof=1) / math.sqrt(n)
 
 
-def first_step(steps: Sequence[float], values: Sequence[float], threshold: float = 0.9) -> float | None:
+def first_step(steps: Iterable[float], values: Iterable[float], threshold: float = 0.9) -> float | None:
     """The first evaluated step at which a value reached the threshold; None where none did."""
     return next((step for step, value in zip(steps, values, strict=True) if value >= threshold), None)
 

@@ -29,11 +29,11 @@ PICTURE = "curves.png"
 
 def write_run(directory: str | Path) -> Path:
     """Draw the page of one run beside its result.json; returns the picture's path."""
-    from common.report import plots
+    from common.report.run_page import draw_run
 
     directory = Path(directory).resolve()
     path = directory / PICTURE
-    plots.draw_run(read_run(directory, directory.parent), path)
+    draw_run(read_run(directory, directory.parent), path)
     return path
 
 
@@ -51,7 +51,7 @@ def write_sweep(
     absolute). arms: the order to show them in. x: what the picture's curves run over, `step` or a `time/...` metric.
     Returns the picture's path.
     """
-    from common.report import plots
+    from common.report.plots import draw_sweep
 
     directory = Path(directory).resolve()
     runs = read_runs(directory)
@@ -70,7 +70,7 @@ def write_sweep(
     for entry in failed:
         print(f"failed: {entry.get('arm')} seed {entry.get('seed')}: {entry.get('error')}")
     path = directory / PICTURE
-    plots.draw_sweep(name, found, measures, path, x=x)
+    draw_sweep(name, found, measures, path, x=x)
     return path
 
 
