@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from bt_policy import adapters, loading, prompt, results, rows
+from bt_policy import adapters, loading, prompt, results, rounds, rows
 from bt_policy.encoding import Encoder
+from bt_policy.acting import acts, environment
 from bt_policy.places import located
 from bt_policy.rows import Row
 from bt_policy.task import RowsTask
@@ -31,7 +32,7 @@ def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     """Train as `cfg` says, in `directory`; the content of result.json."""
     if cfg.out is not None:
         results.check_out(Path(cfg.out), directory)
-    result = execute(cfg, directory, partial(build, cfg, directory))
+    result = execute(rounds.bounded(cfg), directory, partial(build, cfg, directory))
     stats = result.pop("stats", None)
     if stats:
         log.info("PPO_DONE %s", json.dumps(stats))
@@ -39,18 +40,20 @@ def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
 
 
 def build(cfg: DictConfig, directory: Path, world: World) -> Parts:
-    """Rows first: whatever is wrong with them is said before a model is loaded."""
-    train, valid = read_rows(cfg, directory, world)
-    levels = list(cfg.model.levels or [10] * len(train[0].code))
+    """Rows first: whatever is wrong with them is said before a model is loaded. An environment's policy acts instead."""
+    train, valid = ([], []) if acts(cfg) else read_rows(cfg, directory, world)
+    levels = list(cfg.model.levels or (cfg.data.code_levels if acts(cfg) else [10] * len(train[0].code)))
     policy = build_policy(cfg, levels, world)
-    task = RowsTask(
+    task = environment(cfg, policy, world) if acts(cfg) else RowsTask(
         train, valid, policy.encoder, seed=cfg.seed, world=world, reward=cfg.data.reward, eval_rows=cfg.model.eval_rows
-    )
+    )  # fmt: skip
 
     def finish(result: dict[str, Any], context: Context) -> None:
         if world.main:
             out = None if cfg.out is None else Path(cfg.out)
             result["stats"] = results.write(directory, out, result, cfg.method.name, len(levels), len(valid))
+            if acts(cfg):
+                rounds.write(directory, result)
 
     return Parts(
         policy,

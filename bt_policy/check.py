@@ -14,11 +14,17 @@ from common.errors import UserError, at_least, one_of
 def validate(cfg: DictConfig) -> None:
     """UserError names the first value that cannot work."""
     prompt.from_config(**OmegaConf.to_container(cfg.prompt, resolve=True))
+    _check_levels(cfg.model.levels)
+    _check_lora(cfg.model.lora)
+    at_least("rounds", cfg.rounds, 1, optional=True, whole=True)
+    if "_target_" not in cfg.data:  # an environment judges its own values when it is built
+        _check_rows(cfg)
+
+
+def _check_rows(cfg: DictConfig) -> None:
     one_of("data.on_bad_row", cfg.data.on_bad_row, ("error", "skip"))
     one_of("data.reward", cfg.data.reward, ("exact", "digits"))
     at_least("data.max_pixels", cfg.data.max_pixels, 1)
-    _check_levels(cfg.model.levels)
-    _check_lora(cfg.model.lora)
     for key in ("train", "valid"):
         path = cfg.data[key]
         if path is not None and not Path(located(path)).is_file():

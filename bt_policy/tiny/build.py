@@ -67,8 +67,10 @@ def image_processor(patch: int = 8) -> Qwen2VLImageProcessorPil:
     )  # fmt: skip
 
 
-def config(tokens: Qwen3_5Tokenizer, *, width: int = 64, layers: int = 4, patch: int = 8, grid: int = 14) -> Qwen3_5Config:
-    """Every kind of layer the 9B has: three gated delta nets to one full attention, interleaved M-RoPE, vision merger."""
+def config(
+    tokens: Qwen3_5Tokenizer, *, width: int = 64, layers: int = 4, interval: int = 4, patch: int = 8, grid: int = 14
+) -> Qwen3_5Config:
+    """Every kind of layer the 9B has: `interval` - 1 gated delta nets to one full attention, M-RoPE, vision merger."""
     ids = dict(zip(SPECIAL, tokens.convert_tokens_to_ids(SPECIAL), strict=True))
     return Qwen3_5Config(
         text_config={
@@ -85,7 +87,7 @@ def config(tokens: Qwen3_5Tokenizer, *, width: int = 64, layers: int = 4, patch:
             "linear_num_value_heads": 1,
             "max_position_embeddings": 1024,
             "initializer_range": 0.1,
-            "full_attention_interval": 4,
+            "full_attention_interval": interval,
             "tie_word_embeddings": True,
             "pad_token_id": ids["<|endoftext|>"],
             "eos_token_id": ids["<|im_end|>"],

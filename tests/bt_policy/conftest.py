@@ -47,7 +47,7 @@ def make_policy(*, seed: int = 0, levels=(4, 4, 4), **options):
     from bt_policy.vlm import VLMPolicy
 
     tokens = build.tokenizer([f"user assistant Go to the {c} {k}. Code: Memory:" for c in COLORS for k in KINDS] * 4)
-    base = build.model(build.config(tokens), seed)
+    base = build.model(build.config(tokens, width=32, layers=2, interval=2), seed)
     encoder = Encoder(tokens, build.image_processor(), prompt.from_config(), base)
     model = adapters.attach(base, adapter=None, others={}, seed=seed, r=4, alpha=8, dropout=0.0, modules=adapters.MODULES)
     generator = torch.Generator().manual_seed(seed)
