@@ -171,6 +171,8 @@ def line(step: int, total: int | None, entry: Mapping[str, float | None], remain
     shown = [(name.removeprefix("eval/").replace("/", " "), entry[name], "{:.3f}") for name in evals[:MOST_EVALS]]
     shown += [(name, entry[f"train/{name}"], "{:.3g}") for name in HEADLINE if f"train/{name}" in entry]
     parts = [position, *(f"{name} {form.format(value)}" for name, value, form in shown if value is not None)]
+    if entry.get("train/skipped"):
+        parts.append(f"SKIPPED {entry['train/skipped']:g}")  # updates that were not finite: rare, and worth a look
     if remaining is not None and remaining >= 1:
         parts.append(f"eta {clock(remaining)}")
     return "  ".join(parts)

@@ -95,7 +95,8 @@ def test_a_log_line_reads_by_itself() -> None:
     entry |= {"train/ratio_max": 9.0, "time/seconds": 4.0}
     said = line(120, 500, entry, 42.4)
     assert said == "step 120/500  acc + 0.812  success 0.500  loss 0.0321  signal 0.61  eta 0:42"
-    assert line(7, None, {"eval/success": 1.0}, None) == "step 7  success 1.000"
+    assert line(7, None, {"eval/success": 1.0, "train/skipped": 0.0}, None) == "step 7  success 1.000"
+    assert line(7, None, {"train/loss": 2.0, "train/skipped": 1.0}, None) == "step 7  loss 2  SKIPPED 1"
 
 
 def test_the_clock_shows_hours_only_when_there_are_some() -> None:
