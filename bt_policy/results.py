@@ -55,7 +55,7 @@ def _mark(folder: Path) -> dict[str, Any]:
 def write(directory: Path, out: Path | None, result: Mapping[str, Any], method: str, digits: int, valid_rows: int) -> dict[str, Any]:
     """Write the figures into the run's directory and everything into `out`; returns stats.json's content ({} without one)."""
     figures: dict[str, dict[str, Any]] = {}
-    if result["final"]:
+    if "code" in result["final"]:
         figures[VALID] = valid(result, valid_rows)
         log.info("code accuracy %.3f -> %.3f, digits %.3f -> %.3f", *(
             result[when][name] for name in ("code", "digit") for when in ("start", "final")

@@ -1,9 +1,9 @@
-"""What all methods share: updates with one denominator, evaluation, checkpoints, resuming. A method calls it, not the reverse.
+"""What all methods share: updates with one denominator, evaluation, checkpoints, resuming. Methods call it.
 
     loop = Loop(context, self.optim)
     for step in loop.steps():                 # evaluates, logs and saves where due
         rows = ...                            # an Experience: the same on every rank
-        loop.update(rows, loss)               # loss(micro) -> scalar summed over the micro-batch's weighted tokens, metrics
+        loop.update(rows, loss)               # loss(micro) -> sum over its weighted tokens, metrics
 
 An update splits its rows into this rank's share and that into micro-batches. Token weights are computed from all rows
 before the first forward (`common/aggregation.py`), so neither split changes the gradient beyond rounding. A non-finite
@@ -95,7 +95,8 @@ class Loop:
     def rounds(self) -> Iterator[int]:
         """The numbers of the rollout rounds still to be made; each turn may call `update` any number of times.
 
-        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round), then
+        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round),
+        then
         `round_progress` returns to the weights of the checkpoint.
         """
         self._begin()
@@ -107,6 +108,7 @@ class Loop:
             if self.step == self._round_start[0] and not self.done and limit is None:
                 raise UserError("a rollout round made no update; method.rows_per_round gives no rows to learn from.")
             self.round += 1
+            self._after_round()
         self._end()
 
     def round_progress(self) -> int:
@@ -117,7 +119,7 @@ class Loop:
         return self.step - (self._round_start or (self.step, {}))[0]
 
     def update(self, rows: Experience | None, loss: LossFunction) -> None:
-        """One optimizer step on the rows (None or empty: a counted update that changes nothing), then whatever is due."""
+        """One optimizer step on the rows (None: a counted update that changes nothing), then whatever is due."""
         if rows is None or len(rows) == 0:
             self.count({"empty_update": (1.0 / self.context.world.size, 1.0 / self.context.world.size)})
         else:
@@ -180,7 +182,10 @@ class Loop:
         log.warning("update %d skipped: loss %s, gradient norm %s; weights are unchanged", self.step, total, norm)
         if self._skips >= MOST_SKIPS:
             ids = ", ".join(map(str, rows.row_ids[:20]))
-            raise UserError(f"{self._skips} updates in a row had a non-finite loss or gradient; the last had rows {ids}. Lower method.optim.lr or look at these rows.")
+            raise UserError(
+                f"{self._skips} updates in a row had a non-finite loss or gradient; "
+                f"the last had rows {ids}. Lower method.optim.lr or look at these rows."
+            )
 
     # ------------------------------------------------------------------ evaluation, log lines, checkpoints
 
@@ -194,9 +199,23 @@ class Loop:
         return min(bounds) if bounds else None
 
     def _due(self, every: int | None) -> bool:
+        if every is None and self._by_rounds:
+            return self.done
         if every is None:
             every = self.updates_per_epoch
         return self.done or (every is not None and every > 0 and self.step % every == 0)
+
+    @property
+    def _by_rounds(self) -> bool:
+        """Whether evaluations come once a round of sampling instead of once an epoch."""
+        return self.context.rounds is not None and not self.context.task.offline
+
+    def _after_round(self) -> None:
+        """The state between rounds: nothing of the round before has to be prepared again."""
+        self._round_start = None
+        if self.context.eval_every is None and self._by_rounds and self._evaluated_at != self.step:
+            self._evaluate_and_log()
+            self.save_checkpoint()
 
     def _begin(self) -> None:
         if self.step == 0:
@@ -234,6 +253,7 @@ class Loop:
     def _log(self, values: dict[str, float], eval_seconds: float = 0.0) -> None:
         trained = {f"train/{name}": value for name, value in self.train.take(self.context.world).items()}
         times = {"seconds": time.monotonic() - self._started, "eval_seconds": eval_seconds}
+        times |= getattr(self.context.task, "times", {})  # how long the world took, where it says so
         if torch.cuda.is_available():
             times["gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.context.recorder.log(self.step, {**values, **trained}, times)

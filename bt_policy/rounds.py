@@ -1,0 +1,83 @@
+"""Rounds of the closed loop: roll out, update, evaluate. What bounds them, and the record they leave.
+
+`rounds=N` means the same for every method: N times `model.recipe.rows_per_round` sampled (or copied) answers. PPO makes
+several passes over a round; a method of one update a sample makes rows_per_round / rows_per_update of them.
+
+rounds.jsonl has a line an evaluation (the first before any update): round, updates, seconds since the start, of these
+since the last line: rolling out, publishing the adapter, evaluating, and what remains, updating; and the success figures.
+rounds.png is success against seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from common.files import write_text
+from common.tracking import read_metrics
+
+PARTS = ("rollout", "publish", "evaluate")
+
+
+def bounded(cfg: DictConfig) -> DictConfig:
+    """The configuration with `rounds` turned into steps and evaluations, for methods that know no rounds of their own."""
+    if cfg.rounds is None or "rows_per_round" in cfg.method:
+        return cfg
+    rows = cfg.model.recipe.rows_per_round or cfg.method.optim.rows_per_update
+    updates = max(1, rows // cfg.method.optim.rows_per_update)
+    made = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    with open_dict(made):
+        steps = cfg.rounds * updates
+        made.steps = steps if cfg.steps is None else min(steps, cfg.steps)
+        made.eval_every = updates if cfg.eval_every is None else cfg.eval_every
+        made.rounds = None
+        made.method.optim.epochs = None
+    return made
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """One record an evaluation, from the run's metrics."""
+    found: list[dict[str, Any]] = []
+    spent = dict.fromkeys(PARTS, 0.0)
+    for line in read_metrics(directory):
+        evaluated = {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
+        if not evaluated:
+            continue
+        seconds = line.get("time/seconds") or 0.0
+        now = {part: line.get(f"time/{part}_seconds") or 0.0 for part in PARTS}
+        since = {part: max(0.0, now[part] - spent[part]) for part in PARTS}
+        rest = seconds - (found[-1]["seconds"] if found else 0.0) - sum(since.values())
+        record = {"round": len(found), "updates": line["step"], "seconds": round(seconds, 2)}
+        record |= {f"{part}_s": round(value, 2) for part, value in since.items()}
+        found.append(record | {"update_s": round(max(0.0, rest), 2)} | evaluated)
+        spent = now
+    return found
+
+
+def write(directory: Path, result: Mapping[str, Any]) -> None:
+    """rounds.jsonl and rounds.png of a run in which the policy acted."""
+    found = lines(directory)
+    write_text(directory / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in found))
+    if len(found) > 1 and "success" in found[0]:
+        picture(directory / "rounds.png", {str(result.get("method", "")): found})
+
+
+def picture(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Success against seconds, a line a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, found in runs.items():
+        axes.plot([line["seconds"] for line in found], [100 * line["success"] for line in found], marker="o", label=name)
+    axes.set(xlabel="seconds", ylabel="success on held-out seeds, %", ylim=(0, 101))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
