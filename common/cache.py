@@ -50,8 +50,8 @@ def cached(root: str | Path, kind: str, spec: Mapping[str, Any], build: Callable
 
 
 def _build(entry: Path, spec: Mapping[str, Any], build: Callable[[Path], None], what: str) -> None:
-    for left_behind in entry.parent.glob(f"{TEMPORARY}{entry.name}-*"):  # by a killed builder: this process has the lock
-        shutil.rmtree(left_behind, ignore_errors=True)
+    for unfinished in entry.parent.glob(f"{TEMPORARY}{entry.name}-*"):  # a killed builder's: this process has the lock
+        shutil.rmtree(unfinished, ignore_errors=True)
     temporary = entry.parent / f"{TEMPORARY}{entry.name}-{os.getpid()}"
     temporary.mkdir()
     log.info("%s: not in the cache yet (%s), building it", what, entry)

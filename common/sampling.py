@@ -13,7 +13,7 @@ from common.logprobs import log_probs
 
 
 def choose(logits_NV: Tensor, temperature: float = 1.0, uniforms_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Tokens (N,) and their log-probs (N,) under softmax(logits / temperature). `uniforms_N` None is the most likely token.
+    """Tokens (N,) and their log-probs (N,) under softmax(logits / temperature). `uniforms_N` None: the likeliest.
 
     A token of probability 0 (a logit of -inf, or one that underflows) is never written.
     """
@@ -23,7 +23,7 @@ def choose(logits_NV: Tensor, temperature: float = 1.0, uniforms_N: Tensor | Non
 
 
 def invert_cdf(logps_NV: Tensor, uniforms_N: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds the row's uniform number; in float64, normalised by its total."""
+    """(N,) the first token whose cumulative probability, in float64 and of their total, exceeds the row's number."""
     cdf_NV = logps_NV.double().exp().cumsum(-1)
     total_N1 = cdf_NV[:, -1:]
     wanted_N1 = uniforms_N.to(cdf_NV.device, torch.float64)[:, None] * total_N1

@@ -18,7 +18,7 @@ from common.seeding import numpy_rng
 from rlsim.curriculum import Curriculum
 from rlsim.problems import Format, Problems
 
-EVAL_ROWS = 250  # rows a forward in evaluation: their hidden states stay in a core's cache
+EVAL_ROWS = 500  # rows a forward in evaluation: their hidden states stay in a core's cache
 
 
 def right_answers(written_NA: Tensor, answers_NA: Tensor, mask_NA: Tensor) -> Tensor:
@@ -66,7 +66,9 @@ class ArithmeticTask:
             mask_BA=mask_BA,
         )
 
-    def experience(self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor) -> Experience:
+    def experience(
+        self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor
+    ) -> Experience:
         """Sample `group` answers a problem, each rank its share, and verify them: reward 1 or 0."""
         assert batch.answers_BA is not None
         assert batch.mask_BA is not None

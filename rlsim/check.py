@@ -1,4 +1,4 @@
-"""What only the simulator can judge about a configuration: one sentence each, before anything is trained, without torch."""
+"""What only the simulator can judge about a configuration: a sentence each, before training, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def validate(cfg: DictConfig) -> None:
     if unknown:
         raise UserError(
             f"curriculum={plain['curriculum']['name']} practises {', '.join(map(str, unknown))}, "
-            f"but data.operations has {' '.join(plain['data']['operations'])}; add it there or choose another curriculum."
+            f"but data.operations has {' '.join(plain['data']['operations'])}; add it or choose another curriculum."
         )
     _start(plain["start"])
     if needs_teachers(plain["method"]):
@@ -53,7 +53,8 @@ def _operations(field: str, operations: Any, known: list[str]) -> None:
         raise UserError(f"{field}={operations} must be a list of operations out of {' '.join(known)}.")
     unknown = [operation for operation in operations if operation not in known]
     if unknown:
-        raise UserError(f"{field} has {', '.join(map(str, unknown))}, which is not known; choose from {' '.join(known)}.")
+        named = ", ".join(map(str, unknown))
+        raise UserError(f"{field} has {named}, which is not known here; choose from {' '.join(known)}.")
     if len(set(operations)) < len(operations):
         raise UserError(f"{field}={operations} names an operation twice; once is enough.")
 
@@ -88,12 +89,15 @@ def _teachers(teachers: Mapping[str, Any], curriculum: Curriculum, operations: l
     name, by_subject, specs = teachers["name"], teachers["by_subject"], teachers["specs"]
     uncovered = [subject for subject in curriculum.subjects if subject not in by_subject]
     if uncovered:
-        instead = "choose teachers=add, specialists or add_only" if not by_subject else "choose teachers=specialists or another curriculum"
-        raise UserError(f"teachers={name} has no teacher for {', '.join(uncovered)}, which method={method} asks for; {instead}.")
+        raise UserError(
+            f"teachers={name} has no teacher for {', '.join(uncovered)}, which method={method} asks for; "
+            "choose other teachers (specialists and add_only cover both subjects) or another curriculum."
+        )
     for subject in curriculum.subjects:
         spec = by_subject[subject]
         if spec not in specs:
-            raise UserError(f"teachers.by_subject names {spec} for {subject}, but teachers.specs has {', '.join(specs) or 'nothing'}.")
+            known = ", ".join(specs) or "nothing"
+            raise UserError(f"teachers.by_subject names {spec} for {subject}, but teachers.specs has {known}; add it.")
         field = f"teachers.specs.{spec}"
         _operations(f"{field}.operations", specs[spec]["operations"], operations)
         _sizes(f"{field}.model", specs[spec]["model"])

@@ -33,11 +33,13 @@ class Curriculum:
     def from_config(cls, stages: Sequence[Mapping[str, Any]], steps: int) -> Curriculum:
         """Stages over `steps` updates. UserError where they do not fit."""
         if not stages:
-            raise UserError("curriculum.stages is empty; give at least one, such as [{subjects: [\"+\"], share: 1.0}].")
+            raise UserError('curriculum.stages is empty; give at least one, such as [{subjects: ["+"], share: 1.0}].')
         shares = [_length(stage, i, steps) for i, stage in enumerate(stages)]
         ends = list(accumulate(shares))
         if ends[-1] > 1 + 1e-6:
-            raise UserError(f"curriculum.stages take {ends[-1]:.3g} times the {steps} updates of this run; shorten them or raise steps.")
+            raise UserError(
+                f"curriculum.stages fill {ends[-1]:.3g} runs of steps={steps}; shorten them or raise steps."
+            )
         starts = (0, *(int(end * steps + 1e-6) for end in ends[:-1]))
         return cls(tuple(tuple(stage["subjects"]) for stage in stages), starts)
 
@@ -55,10 +57,11 @@ def _length(stage: Mapping[str, Any], i: int, steps: int) -> float:
     """A stage's part of the run."""
     where = f"curriculum.stages[{i}]"
     if not stage.get("subjects"):
-        raise UserError(f"{where} has no subjects; write which are practised, such as subjects: [\"+\"].")
+        raise UserError(f'{where} has no subjects; write which are practised, such as subjects: ["+"].')
     unknown = set(stage) - {"subjects", "share", "steps"}
     if unknown:
-        raise UserError(f"{where} has {', '.join(sorted(unknown))}, which is not known; a stage has subjects and either share or steps.")
+        named = ", ".join(sorted(map(str, unknown)))
+        raise UserError(f"{where} has {named}, which is not known; a stage has subjects and either share or steps.")
     share, updates = stage.get("share"), stage.get("steps")
     if (share is None) == (updates is None):
         raise UserError(f"{where} needs either share (a part of the run) or steps (a number of updates).")

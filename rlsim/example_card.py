@@ -1,4 +1,4 @@
-"""One problem that the student gets wrong, digit by digit: the verifier says only "wrong", the teacher what it would write."""
+"""One problem that the student gets wrong, digit by digit: the verifier says so, the teacher says what to write."""
 
 from __future__ import annotations
 

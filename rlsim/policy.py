@@ -24,7 +24,7 @@ WEIGHTS, SIZES = "model.safetensors", "model.json"
 
 
 class TinyGPTPolicy:
-    """A TinyGPT that writes and scores answers. `end_id`: the token that ends one; None writes and scores every position."""
+    """A TinyGPT that writes and scores answers. `end_id` is the token that ends one; None: every position counts."""
 
     def __init__(self, net: TinyGPT, *, end_id: int | None = None, world: World | None = None) -> None:
         self.world, self.end_id, self.shape = world or World(), end_id, net.shape
@@ -61,7 +61,7 @@ class TinyGPTPolicy:
         return module(prompts, answers_NA, group)
 
     def frozen(self, name: str) -> TinyGPTPolicy:
-        """"start": a copy of the weights as they are now, whole on every rank, without gradient."""
+        """A copy of the weights as they are now ("start"), whole on every rank, without gradient. A collective call."""
         if name != "start":
             raise UserError(f"a TinyGPT has no stored weights named {name}; its only frozen copy is start.")
         copy = TinyGPT(self.shape)
@@ -89,7 +89,8 @@ class TinyGPTPolicy:
         """The inverse of `state`; UserError where the weights are another model's."""
         own = dict(self._plain.named_parameters())
         if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
-            raise UserError(f"these weights are not those of a TinyGPT of {self.shape.layers} x {self.shape.width}; check model.layers and model.width.")
+            size = f"{self.shape.layers} x {self.shape.width}"
+            raise UserError(f"these weights are not a {size} TinyGPT's; check model.layers and model.width.")
         for name, parameter in own.items():
             parallel.assign(parameter, state[name])
 

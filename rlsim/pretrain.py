@@ -1,7 +1,7 @@
 """A TinyGPT taught with true answers until it is good enough: how teachers and warm students are made, once each.
 
-It is the SFT trainer on the true answers, ended by the first look at the validation problems that reaches the target. The
-thread count is fixed and all randomness is named, so a model is the same bits whichever run needed it first.
+It is the SFT trainer on the true answers, ended by the first look at the validation problems that reaches the target.
+The thread count is fixed and all randomness is named, so a model is the same bits whichever run needed it first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pretrained(
 ) -> tuple[TinyGPTPolicy, dict[str, Any]]:
     """The trained policy and its report {"steps", accuracy by operation}, from the cache where it is there already.
 
-    validation: (seed, size) of the fixed problems.  Every rank gets a whole copy on its device, wrapped as `world` says.
+    validation: (seed, size) of the fixed problems.  Every rank reads a whole copy and wraps it as `world` says.
     """
     # Fixed-width answers count to their last position either way: one model serves both settings.
     trained_as = replace(form, stop_at_end=form.stop_at_end or form.pad_answers)

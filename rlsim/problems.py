@@ -1,7 +1,7 @@
 """Problems and how they are written, as arrays of token ids.
 
-A problem is "123+045="; its answer, 168, is written ones digit first, as in adding by hand, then "$": "8610$". Subtraction
-takes the smaller number from the larger. Nothing here imports torch.
+A problem is "123+045="; its answer, 168, is written ones digit first, as in adding by hand, then "$": "8610$".
+Subtraction takes the smaller number from the larger. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Format:
-    """`pad_answers`: an answer has digits + 1 digits, zeros in front; else as many as the number has, and "$" to the full width.
+    """`pad_answers`: an answer has digits + 1 digits, zeros in front; else as many as the number needs, then "$".
 
     `stop_at_end`: what follows the first "$" does not count; else all positions do.
     """
@@ -74,7 +74,7 @@ class Format:
         return Problems(np.concatenate(prompts, 1), np.where(place_A < length_B1, digits_BA, END), mask_BA)
 
     def fixed(self, seed: int, size: int) -> dict[str, Problems]:
-        """`size` problems an operation that never change: all operations are drawn, in their order, from one generator."""
+        """`size` problems an operation, always the same: all are drawn in the operations' order from one generator."""
         rng = np.random.default_rng(seed)
         return {operation: self.draw(size, operation, rng) for operation in OPERATIONS}
 

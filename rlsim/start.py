@@ -26,7 +26,7 @@ def student(
     seed: int,
     world: World,
 ) -> tuple[TinyGPTPolicy, dict[str, Any]]:
-    """The student of a seed and how its start was made: {"steps": updates, accuracy on the validation problems by subject}.
+    """The student of a seed, and how it was made: {"steps": updates, accuracy on the validation problems by subject}.
 
     Weights begin from torch seed `seed`; a warm start then practises all of the curriculum's subjects together.
     """

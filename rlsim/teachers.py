@@ -1,5 +1,7 @@
 """Teachers by subject, from their specifications (conf/teacher_spec/): trained when first asked for, then cached.
 
+As configuration:
+
     specs:       {add: {operations: ["+"], target: 0.995, seed: 1, ...}}
     by_subject:  {"+": add, "-": add}          # who grades what; one teacher may grade several subjects
 """
@@ -61,11 +63,10 @@ class Teachers(Mapping[str, TinyGPTPolicy]):
     def __getitem__(self, subject: str) -> TinyGPTPolicy:
         name = self._by_subject[subject]
         if name not in self._built:
-            recipe, what = teacher_recipe(self._specs[name]), f"teacher {name}"
-            policy, self.reports[name] = pretrained(recipe, self._form, self._validation, self._cache, what, self._world)
-            log.info("%s: %s", what, self.reports[name])
-            policy.freeze()
-            self._built[name] = policy
+            what, recipe = f"teacher {name}", teacher_recipe(self._specs[name])
+            policy, report = pretrained(recipe, self._form, self._validation, self._cache, what, self._world)
+            log.info("%s: %s", what, report)
+            self.reports[name], self._built[name] = report, policy.freeze()
         return self._built[name]
 
     def __iter__(self) -> Iterator[str]:

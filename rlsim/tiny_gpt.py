@@ -1,7 +1,7 @@
 """TinyGPT: a small decoder that reads a problem and writes its answer, with only the work that an answer needs.
 
 Pre-norm blocks (GELU, biases, learned positions, final LayerNorm, head). Weights are drawn in the order in which
-`nn.TransformerEncoder` draws them, every block starting as a copy of the first, so that a torch seed gives the same bits.
+`nn.TransformerEncoder` draws them, and every block starts as a copy of the first: a torch seed gives the same bits.
 Compared with a plain forward over P + A positions:
 
 - a prompt is computed once, whatever its number of answers: `forward` lays them behind it as branches of one sequence
@@ -13,6 +13,7 @@ Compared with a plain forward over P + A positions:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """(B, T - first, D): the positions from `first` on; all T are attended to, as far as `layout` allows.
 
-        lookup: (table_RD, ids_BT) where hidden_BTD = table_RD[ids_BT].  cache: receives the keys and values, (B, T, 2, D).
+        lookup: (table_RD, ids_BT) where hidden_BTD = table_RD[ids_BT].  cache: receives the (B, T, 3 * D) projections.
         """
         if lookup is None:
             qkv_BTE = self.qkv(self.norm1(hidden_BTD))
@@ -111,11 +112,7 @@ class TinyGPT(nn.Module):
             first = Block(shape.width, shape.heads)
             self.norm = nn.LayerNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.vocab)
-        self.blocks = nn.ModuleList([first])
-        for _ in range(shape.layers - 1):
-            copy = Block(shape.width, shape.heads)
-            copy.load_state_dict(first.state_dict())
-            self.blocks.append(copy)
+        self.blocks = nn.ModuleList([first, *(copy.deepcopy(first) for _ in range(shape.layers - 1))])
 
     def forward(self, prompts_BP: Tensor, answers_NA: Tensor, group: int = 1) -> Tensor:
         """(N, A, V) logits that predict each answer token; N = B * group, the answers of a prompt adjacent."""
@@ -174,7 +171,7 @@ class TinyGPT(nn.Module):
         return tokens_NA, chosen_NA
 
     def _past(self, qkv_BPE: Tensor, group: int) -> Tensor:
-        """(2, P + A - 1, H, d, N): the prompts' keys and values for each of their answers, with room for the answers' own."""
+        """(2, P + A - 1, H, d, N): a prompt's keys and values for each answer, with room for the answer's own."""
         b, p, _ = qkv_BPE.shape
         heads = self.shape.heads
         keys_values = qkv_BPE.view(b, p, 3, heads, -1)[:, :, 1:].permute(2, 1, 3, 4, 0)
@@ -196,7 +193,7 @@ class Layout:
         return _positions(self, device)
 
     def bias(self, first: int, pack: int, device: torch.device) -> Tensor:
-        """(pack * Q, pack * T): 0 where a query (positions from `first` on) may look, else -inf; packed sequences are apart."""
+        """(pack * Q, pack * T): 0 where a query (positions from `first` on) may look, else -inf."""
         return _bias(self, first, pack, device)
 
 
