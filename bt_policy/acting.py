@@ -36,4 +36,5 @@ def environment(cfg: DictConfig, policy: VLMPolicy, world: World) -> Task:
             if isinstance(cause, UserError):
                 raise cause from None
             cause = cause.__cause__
-        raise UserError(f"data._target_={settings['_target_']} could not be built: {error.__cause__ or error}") from error
+        reason = error.__cause__ or error
+        raise UserError(f"data._target_={settings['_target_']} could not be built: {reason}") from error

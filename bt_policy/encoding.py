@@ -57,6 +57,14 @@ class Prompts:
             torch.cat([self.legal_B, other.legal_B]),
         )
 
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """(positions of the D prompts that differ in frame, name or memory, which of them each of the B prompts is)."""
+        keys = list(zip((frame.key for frame in self.frames), self.names, map(str, self.memories), strict=True))
+        numbers: dict[tuple[str, str, str], int] = {}
+        which = [numbers.setdefault(key, len(numbers)) for key in keys]
+        first = {number: position for position, number in reversed(list(enumerate(which)))}
+        return torch.tensor([first[number] for number in range(len(numbers))]), torch.tensor(which)
+
     def masked(self, legal: bool = True) -> Prompts:
         """The same prompts, to be answered with legal digits only (or with any token)."""
         return Prompts(self.frames, self.names, self.memories, torch.full((len(self),), legal))

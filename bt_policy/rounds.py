@@ -3,8 +3,9 @@
 `rounds=N` means the same for every method: N times `model.recipe.rows_per_round` sampled (or copied) answers. PPO makes
 several passes over a round; a method of one update a sample makes rows_per_round / rows_per_update of them.
 
-rounds.jsonl has a line an evaluation (the first before any update): round, updates, seconds since the start, of these
-since the last line: rolling out, publishing the adapter, evaluating, and what remains, updating; and the success figures.
+rounds.jsonl has a line an evaluation (the first before any update): round, updates, seconds since the start; of those
+since the last line how many went into rolling out, publishing the adapter, evaluating, and (what remains) updating; and
+the success figures.
 rounds.png is success against seconds.
 """
 
@@ -24,7 +25,7 @@ PARTS = ("rollout", "publish", "evaluate")
 
 
 def bounded(cfg: DictConfig) -> DictConfig:
-    """The configuration with `rounds` turned into steps and evaluations, for methods that know no rounds of their own."""
+    """The configuration with `rounds` turned into steps and evaluations, for methods without rounds of their own."""
     if cfg.rounds is None or "rows_per_round" in cfg.method:
         return cfg
     rows = cfg.model.recipe.rows_per_round or cfg.method.optim.rows_per_update
@@ -75,7 +76,8 @@ def picture(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for name, found in runs.items():
-        axes.plot([line["seconds"] for line in found], [100 * line["success"] for line in found], marker="o", label=name)
+        seconds, success = [line["seconds"] for line in found], [100 * line["success"] for line in found]
+        axes.plot(seconds, success, marker="o", label=name)
     axes.set(xlabel="seconds", ylabel="success on held-out seeds, %", ylim=(0, 101))
     axes.grid(alpha=0.3)
     axes.legend()

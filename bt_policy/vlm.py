@@ -74,6 +74,7 @@ class VLMPolicy:
         self._layers = [m for m in self.scorer.modules() if isinstance(m, BaseTunerLayer)]
         self._trainable = {name for name, p in self.scorer.named_parameters() if p.requires_grad}
         self._legal_AV: Tensor | None = None
+        self._probe: tuple[Prompts, Tensor] | None = None  # a row that `save` may ask about
         self.assert_trainable()
 
     # -- scoring ---------------------------------------------------------------------------------------------------
@@ -81,6 +82,7 @@ class VLMPolicy:
     def answer_logits(self, prompts: Prompts, answers_NA: Tensor, *, group: int = 1) -> Tensor:
         """(N, A, V) logits predicting each answer token; A may be one more than `answer_len`: then `<|im_end|>` is scored."""
         self._train(torch.is_grad_enabled())
+        self._probe = (prompts[torch.arange(1)], answers_NA[:1])
         encoded, features = self._prepare(prompts, group)
         inputs, keep_NA = self.encoder.pad(encoded, "right").with_answers(answers_NA.cpu())
         module = self.wrapped if torch.is_grad_enabled() else self._plain
@@ -127,14 +129,15 @@ class VLMPolicy:
         return Sample(answers_NA, logps_NA, torch.ones_like(answers_NA, dtype=torch.bool))
 
     def _sample(self, prompts: Prompts, group: int, temperature: float, uniforms_NA: Tensor | None) -> tuple[Tensor, Tensor]:
-        encoded, features = self._prepare(prompts, 1)
+        first_D, which_B = prompts.distinct()  # episodes of one start meet the same prompt: it is read once
+        encoded, features = self._prepare(prompts[first_D], 1)
         batch = self.encoder.pad(encoded, "left")
         cache = DynamicCache(config=self.scorer.base.config.text_config)
-        last_B1 = torch.full((len(prompts), 1), batch.ids_BP.shape[1] - 1, device=self.device)
+        last_B1 = torch.full((len(encoded), 1), batch.ids_BP.shape[1] - 1, device=self.device)
         inputs = (tensor.to(self.device) for tensor in (batch.ids_BP, batch.mask_BP, batch.positions_3BP))
         logits_NV = self._plain(*inputs, last_B1, features=features, cache=cache)[:, 0]
-        rows = torch.arange(len(prompts), device=self.device).repeat_interleave(group)
-        if group > 1:
+        rows = which_B.to(self.device).repeat_interleave(group)
+        if len(rows) > len(encoded):
             cache.reorder_cache(rows)
         logits_NV, mask_NT = logits_NV[rows], batch.mask_BP.to(self.device)[rows]
         next_N, zero_N1 = batch.next_B.to(self.device)[rows], torch.zeros(len(rows), 1, dtype=torch.long, device=self.device)
@@ -214,10 +217,22 @@ class VLMPolicy:
             parallel.assign(parameter, state[name])
 
     def save(self, directory: Path) -> None:
-        """Write the live adapter as PEFT and vLLM load it. Every rank calls, rank 0 writes."""
+        """Write the live adapter as PEFT and vLLM load it, once it is known to act. Every rank calls, rank 0 writes."""
         state = self.state()
+        self._assert_acting(state)
         if self.world.main:
             adapters.write(directory, self.scorer.peft, state)
+
+    def _assert_acting(self, state: Mapping[str, Tensor]) -> None:
+        """An adapter that has learned something must change the output. A fresh one cannot: its B matrices are zero."""
+        learned = any(bool(tensor.any()) for name, tensor in state.items() if "lora_B" in name)
+        if not learned or self._probe is None:
+            return
+        prompts, answers_NA = self._probe
+        with torch.no_grad():
+            live = self.answer_logits(prompts, answers_NA)
+        if torch.equal(live, self.frozen(BASE).answer_logits(prompts, answers_NA)):
+            raise RuntimeError("the adapter is not zero and yet does not change the output; it is not saved")
 
     def _train(self, on: bool) -> None:
         if self.scorer.training != on:

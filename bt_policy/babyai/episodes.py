@@ -18,6 +18,7 @@ from bt_policy.babyai.memory import Memory
 from bt_policy.babyai.room import CHUNK, LEVELS, STAY, Room
 from bt_policy.encoding import Encoder, Prompts
 from bt_policy.frames import Frame
+from common.distributed import World
 from common.interfaces import Policy
 from common.seeding import numpy_rng, torch_rng
 
@@ -80,18 +81,25 @@ Chooser = Callable[[Sequence[Live], int], Sequence[Choice]]  # live episodes and
 _rooms: dict[str, list[Room]] = {}
 
 
-def play(starts: Sequence[Start], choose: Chooser, *, decisions: int, memory: int | None = None) -> list[Episode]:
-    """One episode a start, of at most so many decisions."""
+def play(
+    starts: Sequence[Start], choose: Chooser, *, decisions: int, memory: int | None = None, world: World | None = None
+) -> list[Episode]:
+    """One episode a start, of at most so many decisions.
+
+    On several ranks all decide equally often, because a sharded policy's forward is a collective call: a rank whose
+    episodes are over asks about one of them again and forgets the answer. Every rank needs a start.
+    """
+    world = world or World()
     taken: dict[str, int] = {}
-    live = [_begin(number, start, taken, memory) for number, start in enumerate(starts)]
-    episodes = [one.episode for one in live]
+    everyone = [_begin(number, start, taken, memory) for number, start in enumerate(starts)]
     for decision in range(decisions):
-        live = [one for one in live if not one.room.done]
-        if not live:
+        live = [one for one in everyone if not one.room.done]
+        if world.sum([len(live)])[0] == 0:
             break
-        for one, choice in zip(live, choose(live, decision), strict=True):
+        choices = choose(live or everyone[:1], decision)
+        for one, choice in zip(live, choices[: len(live)], strict=True):
             _carry_out(one, choice)
-    return episodes
+    return [one.episode for one in everyone]
 
 
 def _begin(number: int, start: Start, taken: dict[str, int], memory: int | None) -> Live:

@@ -16,6 +16,7 @@ The pool of start states is drawn once from (seed, levels) and kept: a round mee
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from common.errors import at_least, one_of
 from common.interfaces import Batch, Experience, Metrics, Policy
 from common.seeding import numpy_rng, torch_rng
 
+BLOCK = 64  # states whose episodes are played at once
 STATES, REWARDS, COMPARISONS, SUBJECTS = (
     ("expert", "start"), ("success", "level", "progress", "shortest"), ("start", "decision"), ("kind", "level"),
 )  # fmt: skip
@@ -67,6 +69,7 @@ class BabyAITask:
         self.size: int | None = len(self.pool)
         self.knows_codes = states == "expert"
         self.subjects = sorted({self._subject(decision.name, start.level) for start, decision in self.pool})
+        self.times = {"rollout_seconds": 0.0, "evaluate_seconds": 0.0}  # since the task was made
         self.played: list[Episode] = []  # what `experience` last saw on all ranks, for a file or a report
 
     def _subject(self, name: str, level: str) -> str:
@@ -105,19 +108,35 @@ class BabyAITask:
         self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: torch.Tensor
     ) -> Experience:
         """`group` episodes from each state; each rank plays its share, and the rows of all ranks come back."""
-        units, weight = self.world.shard(len(batch))
-        units = units[weight > 0]
-        mine = (units[:, None] * group + torch.arange(group)).reshape(-1)
+        began = time.monotonic()
+        self.played = []
+        for units in self.blocks(batch):
+            self.played += self.play(policy, batch, units, group, temperature=temperature, uniforms_NA=uniforms_NA)
+        self.times["rollout_seconds"] += time.monotonic() - began
+        return self.rows(self.played, batch, group, temperature)
+
+    def blocks(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """The batch's states as they are played: so many at a time."""
+        return torch.arange(len(batch)).split(BLOCK)
+
+    def play(
+        self, policy: Policy, batch: Batch, units: torch.Tensor, group: int, *, temperature: float,
+        uniforms_NA: torch.Tensor,
+    ) -> list[Episode]:  # fmt: skip
+        """The episodes of these states, a state's `group` adjacent, on every rank; `uniforms_NA`: the whole batch's."""
+        positions, weight = self.world.shard(len(units))
+        mine = (units[positions][:, None] * group + torch.arange(group)).reshape(-1)
         numbers = further_uniforms(uniforms_NA)
         chooser = choose_with(
             policy, self.encoder, temperature=temperature, uniforms=lambda decision: numbers(decision)[mine]
         )
-        starts = [self.pool[batch.row_ids[unit]][0] for unit in units.tolist() for _ in range(group)]
-        episodes = play(starts, chooser, decisions=self.decisions, memory=self.memory)
-        self.played = [episode for part in self.world.gather_objects(episodes) for episode in part]
-        return self._rows(self.played, batch, group, temperature)
+        starts = [self.pool[batch.row_ids[row // group]][0] for row in mine.tolist()]
+        episodes = play(starts, chooser, decisions=self.decisions, memory=self.memory, world=self.world)
+        own = episodes[: int(weight.sum()) * group]  # what only pads the share comes last
+        return [episode for part in self.world.gather_objects(own) for episode in part]
 
-    def _rows(self, episodes: Sequence[Episode], batch: Batch, group: int, temperature: float) -> Experience:
+    def rows(self, episodes: Sequence[Episode], batch: Batch, group: int, temperature: float) -> Experience:
+        """The decisions of a batch's episodes as rows."""
         kept, rewards, groups, units = [], [], [], []
         for number, episode in enumerate(episodes):
             unit = number // group
@@ -167,11 +186,17 @@ class BabyAITask:
 
     def evaluate(self, policy: Policy) -> Metrics:
         """Greedy episodes from this rank's share of the held-out seeds."""
+        began = time.monotonic()
         starts = held_out_starts(self.levels, self.held_out)
         units, weight = self.world.shard(len(starts))
-        mine = [starts[i] for i in units[weight > 0].tolist()]
-        episodes = play(mine, choose_with(policy, self.encoder), decisions=max(6, self.decisions), memory=self.memory)
-        return summed(episodes, [self._subject(episode.kind, episode.start.level) for episode in episodes])
+        episodes: list[Episode] = []
+        for some in units.split(BLOCK * 4):
+            part = [starts[i] for i in some.tolist()]
+            chooser = choose_with(policy, self.encoder)
+            episodes += play(part, chooser, decisions=max(6, self.decisions), memory=self.memory, world=self.world)
+        own = episodes[: int(weight.sum())]
+        self.times["evaluate_seconds"] += time.monotonic() - began
+        return summed(own, [self._subject(episode.kind, episode.start.level) for episode in own])
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Success; the shorter way decides among equals."""
