@@ -37,23 +37,32 @@ def make_rows(directory: Path, n: int, *, seed: int = 0, adv: bool = False, digi
     return path
 
 
-def make_policy(*, seed: int = 0, levels=(4, 4, 4), **options):
-    """A VLMPolicy on random weights; options go to VLMPolicy. Its fresh adapter is shaken so that it changes the output."""
-    import torch
-
-    from bt_policy import adapters, prompt
+def make_base(*, seed: int = 0, width: int = 32):
+    """(random model, encoder): one gated delta net and one full attention layer."""
+    from bt_policy import prompt
     from bt_policy.encoding import Encoder
     from bt_policy.tiny import build
-    from bt_policy.vlm import VLMPolicy
 
     tokens = build.tokenizer([f"user assistant Go to the {c} {k}. Code: Memory:" for c in COLORS for k in KINDS] * 4)
-    base = build.model(build.config(tokens, width=32, layers=2, interval=2), seed)
-    encoder = Encoder(tokens, build.image_processor(), prompt.from_config(), base)
-    model = adapters.attach(base, adapter=None, others={}, seed=seed, r=4, alpha=8, dropout=0.0, modules=adapters.MODULES)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_B.default" in name:
-            parameter.data.normal_(0, 0.05, generator=generator)
+    base = build.model(build.config(tokens, width=width, layers=2, interval=2), seed)
+    return base, Encoder(tokens, build.image_processor(), prompt.from_config("Go to the {name}. Code:"), base)
+
+
+def make_policy(*, seed: int = 0, levels=(4, 4, 4), adapter=None, others=None, model=None, encoder=None, **options):
+    """A VLMPolicy on random weights; options go to VLMPolicy. A new adapter is shaken so that it changes the output."""
+    import torch
+
+    from bt_policy import adapters
+    from bt_policy.vlm import VLMPolicy
+
+    if model is None:
+        base, encoder = make_base()
+        lora = {"r": 4, "alpha": 8, "dropout": 0.0, "modules": adapters.MODULES}
+        model = adapters.attach(base, adapter=adapter, others=others or {}, seed=seed, **lora)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if adapter is None and "lora_B.default" in name:
+                parameter.data.normal_(0, 0.05, generator=generator)
     return VLMPolicy(model, encoder, levels, **options)
 
 

@@ -1,0 +1,84 @@
+"""The accumulated gradient of one update, for any number of processes: run under torchrun it writes what it found.
+
+    python -m torch.distributed.run --nproc_per_node=2 tests/bt_policy/gradients.py ddp ROWS.jsonl OUT.safetensors
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bt_policy import rows as rows_module
+from bt_policy.task import RowsTask
+from common import parallel
+from common.distributed import World, close_world, open_world
+from common.kl import KL
+from common.objectives import PolicyGradient
+from common.optimizer import Optim
+from common.trainers.context import Context
+from common.trainers.loop import Loop
+from common.trainers.rlvr import policy_gradient_loss
+from common.trainers.rollout import scaled
+from common.trainers.scoring import score
+from common.trainers.sft import imitation_loss, reference_rows
+from common.aggregation import token_weights
+from tests.bt_policy.conftest import make_policy
+
+ROWS = 10  # not a multiple of what two ranks or micro-batches of 8 take: padding and short batches occur
+
+
+def found(world: World, rows_file: Path, micro_batches=(1, 2, 8), shuffled: bool = False) -> dict[str, Tensor]:
+    """"method/micro-batch/parameter" -> gradient, of SFT and of PPO."""
+    policy = make_policy(world=world)
+    rows, _, _ = rows_module.read(rows_file, levels=(4, 4, 4))
+    task = RowsTask(rows[:ROWS], [], policy.encoder, seed=0, world=world)
+    batch = task.batch(0, ROWS)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)) if shuffled else torch.arange(ROWS)
+    result = {}
+    for size in micro_batches:
+        context = Context(policy, task, world, steps=1)
+        loop = Loop(context, Optim(lr=1e-3, rows_per_update=ROWS, micro_batch=size))
+        examples = reference_rows(batch).select(order)
+        examples = examples.with_extras(scale_NA=token_weights(examples.mask_NA, examples.weights))
+        result |= _gradient(loop, examples, lambda micro: imitation_loss(context, micro), f"sft/{size}")
+        result |= _gradient(loop, *_ppo(context, batch.rows.select(order)), f"ppo/{size}")
+    return result
+
+
+def _ppo(context, experience):
+    objective = PolicyGradient(ratio="sequence", aggregate="sequence_mean", kl=KL(beta=0.02, aggregate="sequence_sum"))
+    base = score(context.policy.frozen("base"), experience, context.world, 4)
+    rows = experience.with_extras(
+        old_logps_NA=base, ref_logps_NA=base, advantages_NA=experience.advantages[:, None] * experience.mask_NA
+    )
+    return scaled(rows, objective), lambda micro: policy_gradient_loss(context, objective, micro)
+
+
+def _gradient(loop: Loop, rows, loss, name: str) -> dict[str, Tensor]:
+    policy, world = loop.context.policy, loop.context.world
+    micros = loop.micro_batches(rows)
+    for i, micro in enumerate(micros):
+        with policy.accumulate(last=i == len(micros) - 1):
+            (loss(micro)[0] * world.size).backward()
+    gradients = {f"{name}/{key}": parallel.full(p.grad) for key, p in policy.trainable()}
+    loop.optimizer.zero_grad(set_to_none=True)
+    return gradients
+
+
+def main() -> None:
+    """Command line: MODE ROWS OUT."""
+    torch.set_num_threads(1)
+    world = open_world(sys.argv[1])
+    gradients = found(world, Path(sys.argv[2]))
+    if world.main:
+        save_file(gradients, sys.argv[3])
+    world.barrier()
+    close_world()
+
+
+if __name__ == "__main__":
+    main()
