@@ -15,8 +15,9 @@ help: ## list these commands
 install: $(STAMP) ## make .venv with the pinned versions of constraints.txt (again only when they change)
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo "Installing into $(VENV) (some minutes, the first time only)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## SFT, RLVR and OPD learn addition over three seeds; ends with the path of a picture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from common import config
 from common.errors import UserError
