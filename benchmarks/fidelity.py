@@ -1,12 +1,17 @@
 """Does the simulator do what the reference script does? Step by step, and arm by arm.
 
-    python benchmarks/fidelity.py --reference PATH/rlsim.py                     # steps: loss and gradient of each method
+    python benchmarks/fidelity.py --reference PATH/rlsim.py                     # steps: loss and gradient of each
+    method
     for e in single cold weak multi; do python -m rlsim experiment=$e seed=0,1,2,3,4,5,6,7,8,9; done
-    python benchmarks/fidelity.py --reference PATH/rlsim.py --sweeps outputs/rlsim/DIR...   # arms; --write docs/fidelity.md
+    python benchmarks/fidelity.py --reference PATH/rlsim.py --sweeps outputs/rlsim/DIR...   # arms; --write
+    docs/fidelity.md
 
-Steps: with equal weights and an equal batch, SFT, RLVR and OPD must give the reference's loss and gradient to 1e-5. Sampling
-is taken out of the comparison: both score the same written answers. Arms: the mean final accuracy of each arm and subject
-must lie within max(3 standard errors of the difference, 0.03) of what the reference's result files say; arms that learn from
+Steps: with equal weights and an equal batch, SFT, RLVR and OPD must give the reference's loss and gradient to 1e-5.
+Sampling
+is taken out of the comparison: both score the same written answers. Arms: the mean final accuracy of each arm and
+subject
+must lie within max(3 standard errors of the difference, 0.03) of what the reference's result files say; arms that learn
+from
 the weak teacher are compared by how far they end from their own teacher.
 """
 
@@ -50,7 +55,8 @@ PARTS = {"self_attn.out_proj": "out", "linear1": "up", "linear2": "down", "norm1
 def load_reference(path: Path) -> ModuleType:
     """The reference script as a module."""
     spec = importlib.util.spec_from_file_location("reference_rlsim", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -117,7 +123,7 @@ def steps(reference: ModuleType) -> list[tuple[str, float, float, float]]:
 def our_step(
     name: str, policy: TinyGPTPolicy, teacher: TinyGPTPolicy, prompts: Tensor, answers: Tensor, written: Tensor
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradient of our trainer's own loss function on the same rows; prompts are computed once a group of eight."""
+    """Loss and gradient of our trainer's own loss function on the same rows; a prompt is computed once a group."""
     rewards_N = (written == answers.repeat_interleave(8, 0)).all(1).float()
     mask_NA = torch.ones_like(written, dtype=torch.bool)
     rows = Experience(prompts, written, mask_NA, ["+"] * 32, list(range(32)), group=8, rewards_N=rewards_N)
@@ -178,7 +184,8 @@ def arms(reference: Path, sweeps: list[Path], weak_accuracy: float | None) -> tu
                 all_kept &= kept
                 lines.append(
                     f"| {path.stem} | {arm}{note} | {subject} | {np.mean(their_values):.3f} ({len(their_values)}) "
-                    f"| {np.mean(our_values):.3f} ({len(our_values)}) | {np.mean(our_values) - np.mean(their_values):+.3f} "
+                    f"| {np.mean(our_values):.3f} ({len(our_values)}) "
+                    f"| {np.mean(our_values) - np.mean(their_values):+.3f} "
                     f"| {allowed:.3f} | {'yes' if kept else '**no**'} |"
                 )
     return lines, all_kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mode: str = "single"  # single | ddp | fsdp: how a policy's module is wrapped
 
     @property
@@ -37,14 +37,15 @@ class World:
     def shard(self, n: int) -> tuple[Tensor, Tensor]:
         """This rank's positions among n, and their weights: padded so that all ranks hold equally many.
 
-        Padding repeats the last position with weight 0. Positions are contiguous, so that `gather` restores their order.
+        Padding repeats the last position with weight 0. Positions are contiguous, so that `gather` restores their
+        order.
         """
         per_rank = -(-n // self.size)
         positions = torch.arange(self.rank * per_rank, (self.rank + 1) * per_rank)
         return positions.clamp(max=n - 1), (positions < n).float()
 
     def gather(self, local: Tensor, n: int) -> Tensor:
-        """Concatenate what each rank computed for its `shard(n)` and cut the padding: (n * k, ...) in the original order.
+        """Concatenate what each rank computed for its `shard(n)`, padding cut: (n * k, ...) in the original order.
 
         `local` holds k rows a position (k = len(local) / len(shard)).
         """
@@ -94,14 +95,16 @@ def environment() -> tuple[int, int, int]:
 def open_world(mode: str = "auto", backend: str | None = None) -> World:
     """This process's world, with one process group per process however many jobs it runs.
 
-    mode "auto" is ddp under torchrun with several processes, else single. backend None is nccl on GPUs and gloo on CPUs.
+    mode "auto" is ddp under torchrun with several processes, else single. backend None: nccl on GPUs, gloo on CPUs.
     Raises UserError where the mode and the way the program was started do not fit.
     """
     one_of("distributed", mode, MODES)
     rank, size, local = environment()
     torchrun = "RANK" in os.environ
     if mode == "single" and size > 1:
-        raise UserError(f"distributed=single under torchrun with {size} processes would run {size} times; use distributed=auto.")
+        raise UserError(
+            f"distributed=single under torchrun with {size} processes would run {size} times; use distributed=auto."
+        )
     if mode in ("ddp", "fsdp") and not torchrun:
         raise UserError(f"distributed={mode} needs torchrun: torchrun --nproc_per_node=2 -m APP ... distributed={mode}")
     device = torch.device("cpu")

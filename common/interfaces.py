@@ -18,12 +18,15 @@ import torch
 from torch import Tensor, nn
 
 # A prompt collection is opaque to a method: it has a length and is indexed by a LongTensor of positions.
-# For TinyGPT it is the token tensor (B, P) itself; for the VLM a list of frames and texts behind the same two operations.
+# For TinyGPT it is the token tensor (B, P) itself; for the VLM a list of frames and texts behind the same two
+# operations.
 Prompts = Any
 
 SCALE = "scale_"  # extras of this prefix are token weights: they vanish with their row's weight
 
-Metrics = dict[str, tuple[float, float]]  # name -> (sum, count): pooled over micro-batches and ranks by adding, never a mean of means
+Metrics = dict[
+    str, tuple[float, float]
+]  # name -> (sum, count): pooled over micro-batches and ranks by adding, never a mean of means
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Sample:
     """Answers a policy wrote. N = B * group, rows of a prompt adjacent."""
 
     answers_NA: Tensor  # int64 token ids
-    logps_NA: Tensor  # float32, of the written tokens under the distribution sampled from (temperature and legal mask included)
+    logps_NA: Tensor  # float32, of the written tokens as sampled (temperature and legal mask included)
     mask_NA: Tensor  # bool: True up to and including the answer's end; False tokens are neither scored nor verified
 
 
@@ -55,7 +58,8 @@ class Experience:
     """Rows to learn from: answers with, where the method needs them, rewards, advantages and recorded log-probs.
 
     It is *global*: every rank holds all rows of it, and an update takes this rank's share. A unit is a prompt with its
-    `group` rows; it is what is shuffled, sharded and split into micro-batches, so that a policy may compute a prompt once
+    `group` rows; it is what is shuffled, sharded and split into micro-batches, so that a policy may compute a prompt
+    once
     for its samples.
     """
 
@@ -67,11 +71,15 @@ class Experience:
     group: int = 1
     temperature: float = 1.0  # of the sampler; scoring divides by the same
     weight_N: Tensor | None = None  # float32, 0 = a row that only pads; None = all ones
-    rollout_logps: Tensor | None = None  # (N, A) per token, or (N,) per answer: the sampler's own, kept apart from the trainer's
+    rollout_logps: Tensor | None = (
+        None  # (N, A) per token, or (N,) per answer: the sampler's own, kept apart from the trainer's
+    )
     rewards_N: Tensor | None = None
     groups_N: Tensor | None = None  # int64; rows with the same number are compared with each other. None = the units
     advantages: Tensor | None = None  # (N,) or (N, A)
-    extras: dict[str, Tensor] = field(default_factory=dict)  # what a method computed once, leading dimension N (old_logps_NA, ...)
+    extras: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what a method computed once, leading dimension N (old_logps_NA, ...)
 
     def __len__(self) -> int:
         """Number of rows N."""
@@ -92,7 +100,7 @@ class Experience:
         return replace(self, extras={**self.extras, **tensors})
 
     def weighed(self, weight_N: Tensor) -> Experience:
-        """The rows with their weights multiplied by `weight_N` (0 = padding), and with them every token weight made from them."""
+        """The rows with their weights, and every token weight made from them, times `weight_N` (0 = padding)."""
         factor_N = weight_N.to(self.answers_NA.device)
         extras = {
             name: tensor * factor_N.view(-1, *[1] * (tensor.dim() - 1)) if name.startswith(SCALE) else tensor
@@ -144,12 +152,13 @@ class Policy(Protocol):
     def answer_logits(self, prompts: Prompts, answers_NA: Tensor, *, group: int = 1) -> Tensor:
         """(N, A, V) logits that predict each answer token; differentiable where gradients are enabled.
 
-        Illegal tokens are -inf exactly as in sampling. Only these positions are computed. This is what DDP or FSDP wraps.
+        Illegal tokens are -inf exactly as in sampling. Only these positions are computed. This is what DDP or FSDP
+        wraps.
         """
         ...
 
     def frozen(self, name: str) -> Policy:
-        """A policy without gradient: "start" is a copy of the current weights, any other name a stored one (an adapter)."""
+        """A policy without gradient: "start" copies the current weights, another name is a stored one (an adapter)."""
         ...
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
@@ -169,7 +178,7 @@ class Policy(Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Write the weights as users keep them (safetensors; a PEFT adapter for the VLM). Every rank calls, rank 0 writes."""
+        """Write the weights as users keep them (safetensors; a PEFT adapter). Every rank calls, rank 0 writes."""
         ...
 
 
@@ -181,13 +190,15 @@ class Task(Protocol):
     offline: bool  # True: `batch(...).rows` is recorded experience and nothing is sampled
 
     def batch(self, step: int, n: int, draw: int = 0) -> Batch:
-        """`n` problems (fewer at the end of an epoch) for this step; a pure function of (seed, step, draw). Owns the curriculum.
+        """`n` problems (fewer at the end of an epoch) for this step; a pure function of (seed, step, draw).
 
-        Draws 1, 2, ... are further problems for the same step (dynamic sampling).
+        The curriculum is the task's own.         Draws 1, 2, ... are further problems for the same step (dynamic sampling).
         """
         ...
 
-    def experience(self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor) -> Experience:
+    def experience(
+        self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor
+    ) -> Experience:
         """Let the policy act on the batch, `group` times a problem, and judge it. Returns the rows of *all* ranks."""
         ...
 

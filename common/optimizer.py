@@ -1,6 +1,7 @@
 """The optimizer: built from a configuration, its state saved by parameter name, whole on the CPU whatever shards it.
 
-States of other programs are accepted too: a plain `torch.optim` state dict, whose entries are matched to the parameters by
+States of other programs are accepted too: a plain `torch.optim` state dict, whose entries are matched to the parameters
+by
 position.
 """
 
@@ -82,17 +83,25 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: NamedParameter
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: NamedParameters, state: Mapping[str, Any], source: str
 ) -> None:
-    """Continue from a state saved by name (ours) or by position (a plain torch state dict). UserError if it does not fit."""
+    """Continue from a state saved by name (ours) or by position (a plain torch state dict); UserError if unfit."""
     if set(state) == {"state", "param_groups"}:
         if len(state["param_groups"]) != 1 or len(state["param_groups"][0]["params"]) != len(parameters):
-            raise UserError(f"{source}: an optimizer of {len(state['state'])} parameters cannot continue {len(parameters)}; it belongs to another adapter.")
+            raise UserError(
+                f"{source}: an optimizer of {len(state['state'])} parameters cannot continue "
+                f"{len(parameters)}; it belongs to another adapter."
+            )
         order = state["param_groups"][0]["params"]
         state = {name: state["state"].get(i, {}) for i, (name, _) in zip(order, parameters, strict=True)}
     missing = {name for name, _ in parameters} ^ set(state)
     if missing:
-        raise UserError(f"{source}: the optimizer's parameters are not the policy's ({len(missing)} differ, e.g. {sorted(missing)[0]}); it belongs to another adapter.")
+        raise UserError(
+            f"{source}: the optimizer's parameters are not the policy's ({len(missing)} differ, "
+            f"e.g. {sorted(missing)[0]}); it belongs to another adapter."
+        )
     for name, parameter in parameters:
-        optimizer.state[parameter] = {key: _placed(value, parameter, f"{source}: {name}") for key, value in state[name].items()}
+        optimizer.state[parameter] = {
+            key: _placed(value, parameter, f"{source}: {name}") for key, value in state[name].items()
+        }
         if not state[name]:
             del optimizer.state[parameter]
 
@@ -101,9 +110,13 @@ def _placed(value: Any, parameter: nn.Parameter, where: str) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, Tensor) else value
     if value.shape != parameter.shape:
-        raise UserError(f"{where}: the optimizer's moments have shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}.")
+        raise UserError(
+            f"{where}: the optimizer's moments have shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}."
+        )
     if isinstance(parameter, DTensor):
-        return distribute_tensor(value.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements)
+        return distribute_tensor(
+            value.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements
+        )
     return value.to(parameter.device, parameter.dtype, copy=True)
 
 

@@ -1,9 +1,9 @@
-"""One run of a method in a world, from configuration to result.json: what both applications do after they have built theirs.
+"""One run of a method in a world, from configuration to result.json: what both applications share.
 
-    world = open_world(...)                      # ranks
-    parts = build(world)                         # the application's policy, task and teachers
-    trainer.train(context)                       # common/trainers/
-    result.json, curves.png, checkpoints/        # in the run's directory
+world = open_world(...)                      # ranks
+parts = build(world)                         # the application's policy, task and teachers
+trainer.train(context)                       # common/trainers/
+result.json, curves.png, checkpoints/        # in the run's directory
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ def execute(cfg: DictConfig, directory: Path, build: Callable[[World], Parts]) -
     with _tracker(cfg, directory, world) as tracker:
         context = Context(
             parts.policy, parts.task, world,
-            seed=cfg.seed, steps=cfg.steps, rounds=cfg.get("rounds"), eval_every=cfg.eval_every, log_every=cfg.log_every,
+            seed=cfg.seed, steps=cfg.steps, rounds=cfg.get("rounds"),
+            eval_every=cfg.eval_every, log_every=cfg.log_every,
             teachers=parts.teachers, reference=parts.reference, recorder=tracker,
-            checkpoints=Checkpoints(directory, world), resume=cfg.resume is not None, optimizer_state=parts.optimizer_state,
+            checkpoints=Checkpoints(directory, world), resume=cfg.resume is not None,
+            optimizer_state=parts.optimizer_state,
         )  # fmt: skip
         trained = time.monotonic()
         trainer.train(context)
@@ -78,7 +80,9 @@ def execute(cfg: DictConfig, directory: Path, build: Callable[[World], Parts]) -
             parts.finish(result, context)
         for name, (columns, rows) in parts.tables.items():
             tracker.table(name, columns, rows)
-        tracker.summary({f"final/{name}": value for name, value in result["final"].items()} | {"updates": result["updates"]})
+        tracker.summary(
+            {f"final/{name}": value for name, value in result["final"].items()} | {"updates": result["updates"]}
+        )
         tracker.weights(context.checkpoints.last_directory)
     if world.main:
         write_json(directory / "result.json", result)

@@ -1,6 +1,6 @@
 """DPO on pairs that the verifier makes: of a problem's answers the first right one is preferred to the first wrong one.
 
-loss = -log sigmoid(beta * (chosen's minus rejected's log-ratio to the frozen start)), summed log-probs (arXiv 2305.18290),
+loss = -log sigmoid(beta * (chosen's minus rejected's log-ratio to the frozen start)), log-probs summed (2305.18290),
 on fresh answers of the policy in every update (online DPO, arXiv 2402.04792). Problems without both kinds make no pair.
 
     python -m rlsim method=dpo

@@ -1,8 +1,8 @@
-"""OPD, on-policy distillation: the student writes, and at every token it wrote the teacher says what it would have written.
+"""OPD, on-policy distillation: the student writes, the teacher says at every token what it would have written.
 
 The student's distribution is pulled towards the teacher's at each position, with the student's own prefix kept
 (arXiv 2306.13649; thinkingmachines.ai "On-policy distillation"). One teacher is OPD; a teacher per subject is MOPD
-(arXiv 2601.02780). Which divergence, and whether over the vocabulary or on the written token, is the objective's business
+(arXiv 2601.02780). Which divergence, over the vocabulary or on the written token, is the objective's business
 (`common/distillation.py`).
 
     python -m rlsim method=opd
@@ -37,8 +37,8 @@ from common.trainers.sft import reference_rows, teacher_rows
 class OPD:
     """Distillation on the student's own answers. `teacher`: "subject" (each row's own) or "mixture" (all, averaged).
 
-    `off_policy` is GKD's 1 - lambda: this share of the prompts gets its answers from `off_policy_source` ("teacher", greedy,
-    or "reference") instead of from the student.
+    `off_policy` is GKD's 1 - lambda: this share of the prompts gets its answers from `off_policy_source`
+    ("teacher", greedy, or "reference") instead of from the student.
     """
 
     optim: Optim
@@ -57,16 +57,25 @@ class OPD:
         if not is_number(self.off_policy) or not 0 <= self.off_policy <= 1:
             raise UserError(f"method.off_policy={self.off_policy} must lie between 0 (all from the student) and 1.")
         if self.objective.kind == "sampled" and self.off_policy:
-            raise UserError("method.off_policy needs a full-vocabulary objective.kind: a token that the student did not write has no sampled gradient.")
+            raise UserError(
+                "method.off_policy needs a full-vocabulary objective.kind: "
+                "a token that the student did not write has no sampled gradient."
+            )
         if self.mismatch.treatment != "off" and self.objective.kind != "sampled":
-            raise UserError(f"method.mismatch has no effect with objective.kind={self.objective.kind}; only kind=sampled weighs the written token.")
+            raise UserError(
+                f"method.mismatch has no effect with objective.kind={self.objective.kind}; "
+                "only kind=sampled weighs the written token."
+            )
         if self.sampling.resample:
             raise UserError("method.sampling.resample has no effect in distillation: every token has signal.")
 
     def train(self, context: Context) -> None:
         """Run to the horizon."""
         if context.task.offline:
-            raise UserError("distillation on the student's own answers needs a task that samples; these rows are recorded (they carry adv).")
+            raise UserError(
+                "distillation on the student's own answers needs a task that samples; "
+                "these rows are recorded (they carry adv)."
+            )
         loop = Loop(context, self.optim)
         for step in loop.steps():
             batch = problems_of(context, step, self.optim, self.sampling)
@@ -80,7 +89,9 @@ class OPD:
         rows = answer(context, batch, step, self.sampling)
         if self.objective.outcome:
             assert rows.rewards_N is not None, "an outcome advantage needs rewards"
-            outcome_NA = self.advantage(rows.rewards_N, groups_of(rows).to(rows.rewards_N.device), rows.mask_NA, rows.weights)
+            outcome_NA = self.advantage(
+                rows.rewards_N, groups_of(rows).to(rows.rewards_N.device), rows.mask_NA, rows.weights
+            )
             rows = rows.with_extras(outcome_NA=outcome_NA)
         return self._with_off_policy(context, batch, rows, step) if self.off_policy else rows
 
@@ -106,7 +117,9 @@ class OPD:
 
     def _loss(self, context: Context, micro: Experience) -> tuple[Tensor, Metrics]:
         policy = context.policy
-        student_NAV = log_probs(policy.answer_logits(micro.prompts, micro.answers_NA, group=micro.group), micro.temperature)
+        student_NAV = log_probs(
+            policy.answer_logits(micro.prompts, micro.answers_NA, group=micro.group), micro.temperature
+        )
         teacher_NAV = teacher_log_probs(context.teachers, micro, context.world, self.teacher == "mixture")
         if self.objective.kind == "sampled":
             loss_NA, kl_NA, scale_NA = self._sampled(student_NAV, teacher_NAV, micro)
@@ -125,7 +138,9 @@ class OPD:
     def _sampled(self, student_NAV: Tensor, teacher_NAV: Tensor, micro: Experience) -> tuple[Tensor, Tensor, Tensor]:
         """MOPD's policy gradient on the written tokens: -w A log s(y), w = sg[s / mu] of the sampler mu."""
         logps_NA, scale_NA = written(student_NAV, micro), micro.extras["scale_NA"]
-        advantage_NA = sampled_advantage(logps_NA, written(teacher_NAV, micro), micro.extras.get("outcome_NA"), self.objective.outcome)
+        advantage_NA = sampled_advantage(
+            logps_NA, written(teacher_NAV, micro), micro.extras.get("outcome_NA"), self.objective.outcome
+        )
         if "importance_NA" in micro.extras:
             advantage_NA = advantage_NA * micro.extras["importance_NA"]
         gap_NA = (logps_NA - written(teacher_NAV, micro)).detach()

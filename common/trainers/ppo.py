@@ -1,7 +1,8 @@
 """PPO without a critic: sample a round of rows (or read them from a file), score them once, several clipped epochs.
 
 Old and reference log-probs are computed once a round without gradient; an epoch visits the rows in a fresh order,
-`rows_per_update` at a time, and the clip (arXiv 1707.06347) keeps the policy near the one that wrote the rows. An offline
+`rows_per_update` at a time, and the clip (arXiv 1707.06347) keeps the policy near the one that wrote the rows. An
+offline
 task's rows are one round: the trainer of rows that a server produced is the trainer of rows that were just sampled.
 
     python -m rlsim method=ppo
@@ -71,7 +72,9 @@ class PPO:
         made = loop.round_progress()
         if made == 0:
             loop.count_once(measured)
-            context.report.setdefault("rounds", []).append({"round": round_, "rows": len(rows), **measured, "epochs": []})
+            context.report.setdefault("rounds", []).append(
+                {"round": round_, "rows": len(rows), **measured, "epochs": []}
+            )
         seen = 0
         for epoch in range(self.epochs):
             for minibatch in minibatches(rows, self.optim.rows_per_update, context.seed, round_, epoch):
@@ -79,7 +82,10 @@ class PPO:
                 if loop.done:
                     break
                 if seen > made:
-                    loop.update(scaled(minibatch, self.objective), lambda micro: policy_gradient_loss(context, self.objective, micro))
+                    loop.update(
+                        scaled(minibatch, self.objective),
+                        lambda micro: policy_gradient_loss(context, self.objective, micro),
+                    )
             reported = context.report["rounds"][-1]["epochs"]
             if len(reported) == epoch and not (seen <= made and loop.done):
                 reported.append(loop.epoch_report())

@@ -1,8 +1,10 @@
 """RFT, rejection sampling and fine-tuning (expert iteration): write, keep what the verifier passes, copy it.
 
-loss = mean over the kept answers' tokens of -log p (arXiv 2308.01825; STaR, arXiv 2203.14465). It equals REINFORCE with the
+loss = mean over the kept answers' tokens of -log p (arXiv 2308.01825; STaR, arXiv 2203.14465). It equals REINFORCE with
+the
 raw 0/1 reward up to the denominator (kept answers instead of all): no wrong answer is pushed down. With
-`on_failure: reference` a problem that no answer solved is answered by the true one (on-policy SFT to the verified answer).
+`on_failure: reference` a problem that no answer solved is answered by the true one (on-policy SFT to the verified
+answer).
 
     python -m rlsim method=rft
     python -m rlsim method=rft method.on_failure=reference
@@ -58,10 +60,12 @@ class RFT:
             loop.count_once({"kept": float((rows.weights > 0).double().mean())})
             scale_NA = token_weights(rows.mask_NA, rows.weights, self.aggregate)
             some = bool((scale_NA > 0).any())
-            loop.update(rows.with_extras(scale_NA=scale_NA) if some else None, lambda micro: imitation_loss(context, micro))
+            loop.update(
+                rows.with_extras(scale_NA=scale_NA) if some else None, lambda micro: imitation_loss(context, micro)
+            )
 
     def _kept(self, rows: Experience, batch: Batch) -> Experience:
-        """Row weights 1 for what is copied, else 0; the rows keep their units, so that a prompt is still computed once."""
+        """Row weights 1 for what is copied, else 0; units stay whole, so that a prompt is still computed once."""
         assert rows.rewards_N is not None
         passed_BG = (rows.rewards_N >= self.passing).view(rows.units, rows.group)
         if self.distinct:
@@ -73,7 +77,9 @@ class RFT:
             answers_NA = torch.where(first_N[:, None], true.answers_NA.repeat_interleave(rows.group, 0), answers_NA)
             mask_NA = torch.where(first_N[:, None], true.mask_NA.repeat_interleave(rows.group, 0), mask_NA)
             passed_BG = passed_BG | first_N.view_as(passed_BG)
-        return replace(rows, answers_NA=answers_NA, mask_NA=mask_NA, weight_N=passed_BG.reshape(-1).float() * rows.weights)
+        return replace(
+            rows, answers_NA=answers_NA, mask_NA=mask_NA, weight_N=passed_BG.reshape(-1).float() * rows.weights
+        )
 
 
 def _first_of_equals(rows: Experience, passed_BG: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """RLVR: the policy writes a group of answers to each problem, a verifier passes or fails each, one update follows.
 
 With the defaults this is GRPO without its clip, which one update a sample never needs (the ratio is 1):
-loss = mean over tokens of -A logp, A = (R - mean) / (std + 1e-6) within the group (arXiv 2402.03300, 2411.15124). A group
+loss = mean over tokens of -A logp, A = (R - mean) / (std + 1e-6) within the group (arXiv 2402.03300, 2411.15124). A
+group
 whose answers are all right or all wrong has A = 0 and teaches nothing; `signal` is the share of the others.
 
     python -m rlsim method=rlvr
@@ -27,15 +28,17 @@ from common.trainers.scoring import masked_mean
 
 
 def reference_policy(context: Context, objective: PolicyGradient) -> Policy | None:
-    """The frozen policy that the KL is measured to, or None where beta is 0. Ask before the loop may load a checkpoint."""
+    """The frozen policy that the KL is measured to, None where beta is 0. Ask before a checkpoint is loaded."""
     if not objective.kl.beta:
         return None
     return context.reference() if context.reference is not None else context.policy.frozen("start")
 
 
 def policy_gradient_loss(context: Context, objective: PolicyGradient, micro: Experience) -> tuple[Tensor, Metrics]:
-    """The objective on a micro-batch of prepared and scaled rows. Without old log-probs the policy is its own old one."""
-    logps_NAV = log_probs(context.policy.answer_logits(micro.prompts, micro.answers_NA, group=micro.group), micro.temperature)
+    """The objective on prepared and scaled rows. Without old log-probs the policy is its own old one."""
+    logps_NAV = log_probs(
+        context.policy.answer_logits(micro.prompts, micro.answers_NA, group=micro.group), micro.temperature
+    )
     logps_NA = gather_tokens(logps_NAV, micro.answers_NA)
     spread_NA = entropy(logps_NAV if objective.entropy_bonus else logps_NAV.detach())
     losses = objective(
@@ -77,4 +80,6 @@ class RLVR:
                 reference=reference, micro_batch=self.optim.micro_batch, score_old=score_old,
             )  # fmt: skip
             loop.count_once(sampled | mismatched)
-            loop.update(scaled(rows, self.objective), lambda micro: policy_gradient_loss(context, self.objective, micro))
+            loop.update(
+                scaled(rows, self.objective), lambda micro: policy_gradient_loss(context, self.objective, micro)
+            )

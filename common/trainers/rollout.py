@@ -1,6 +1,7 @@
 """From a policy to rows with advantages: what RLVR and PPO share before their first update.
 
-sample (or take an offline task's rows) -> replace groups without signal, if asked -> score old and reference -> penalty in
+sample (or take an offline task's rows) -> replace groups without signal, if asked -> score old and reference -> penalty
+in
 the reward -> advantages -> importance weights of the sampler mismatch.
 """
 
@@ -36,11 +37,13 @@ class Sampling:
         at_least("method.sampling.group", self.group, 1, whole=True)
         at_least("method.sampling.resample", self.resample, 0, whole=True)
         if not is_number(self.temperature) or not self.temperature > 0:
-            raise UserError(f"method.sampling.temperature={self.temperature} must be positive; evaluation is greedy already.")
+            raise UserError(
+                f"method.sampling.temperature={self.temperature} must be positive; evaluation is greedy already."
+            )
 
 
 def sample(context: Context, step: int, rows: int | None, sampling: Sampling, draw: int = 0) -> Experience:
-    """Rows of one round: recorded ones where the task is offline, else `group` answers to each of rows / group problems."""
+    """Rows of one round: an offline task's recorded ones, else `group` answers to each of rows / group problems."""
     task = context.task
     if task.offline:
         recorded = task.batch(step, rows or task.size or 0).rows
@@ -51,7 +54,7 @@ def sample(context: Context, step: int, rows: int | None, sampling: Sampling, dr
 
 
 def answer(context: Context, batch: Batch, step: int, sampling: Sampling, draw: int = 0) -> Experience:
-    """`group` sampled answers to each problem of the batch, judged; a function of the weights and (seed, step, draw)."""
+    """`group` sampled answers to each problem, judged; a function of the weights and (seed, step, draw)."""
     policy = context.policy
     noise_NA = uniforms(context.seed, f"rollout {draw}", step, len(batch) * sampling.group, policy.answer_len)
     return finite(
@@ -82,8 +85,10 @@ def groups_of(rows: Experience) -> torch.Tensor:
     return torch.arange(rows.units).repeat_interleave(rows.group)
 
 
-def sample_with_signal(context: Context, step: int, rows: int | None, sampling: Sampling) -> tuple[Experience, dict[str, float]]:
-    """`sample`, with units whose group has no signal replaced by later draws that have some, at most `resample` times."""
+def sample_with_signal(
+    context: Context, step: int, rows: int | None, sampling: Sampling
+) -> tuple[Experience, dict[str, float]]:
+    """`sample`, with units without signal replaced by later draws that have some, at most `resample` times."""
     kept = sample(context, step, rows, sampling)
     if context.task.offline or kept.rewards_N is None:
         return kept, {}
@@ -121,7 +126,11 @@ def _fill(kept: Experience, fresh: Experience) -> Experience:
 
 def concatenate(first: Experience, second: Experience) -> Experience:
     """The units of both, where prompts are tensors or offer `+`. Both carry the same optional fields."""
-    prompts = torch.cat([first.prompts, second.prompts]) if isinstance(first.prompts, torch.Tensor) else first.prompts + second.prompts
+    prompts = (
+        torch.cat([first.prompts, second.prompts])
+        if isinstance(first.prompts, torch.Tensor)
+        else first.prompts + second.prompts
+    )
 
     def both(name: str) -> torch.Tensor | None:
         mine, other = getattr(first, name), getattr(second, name)
@@ -132,7 +141,10 @@ def concatenate(first: Experience, second: Experience) -> Experience:
         prompts=prompts,
         subjects=first.subjects + second.subjects,
         row_ids=first.row_ids + second.row_ids,
-        **{name: both(name) for name in ("answers_NA", "mask_NA", "weight_N", "rollout_logps", "rewards_N", "advantages")},
+        **{
+            name: both(name)
+            for name in ("answers_NA", "mask_NA", "weight_N", "rollout_logps", "rewards_N", "advantages")
+        },
         groups_N=None,
         extras={name: torch.cat([tensor, second.extras[name]]) for name, tensor in first.extras.items()},
     )
@@ -173,7 +185,9 @@ def prepare(
 def _advantages(rows: Experience, advantage: Advantage, kl: KL) -> torch.Tensor:
     if rows.advantages is not None:
         if kl.in_reward:
-            raise UserError("objective.kl.placement=reward needs rewards, but these rows carry advantages; use placement=loss.")
+            raise UserError(
+                "objective.kl.placement=reward needs rewards, but these rows carry advantages; use placement=loss."
+            )
         given = rows.advantages if rows.advantages.dim() == 2 else rows.advantages[:, None].expand_as(rows.mask_NA)
         return given.float() * rows.mask_NA
     assert rows.rewards_N is not None, "rows carry rewards or advantages"

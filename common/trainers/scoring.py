@@ -15,7 +15,7 @@ from common.logprobs import gather_tokens, log_probs, token_logps
 
 @torch.no_grad()
 def score(policy: Policy, rows: Experience, world: World, micro_batch: int | None = None) -> Tensor:
-    """(N, A) float32 log-probs of the rows' tokens under `policy`, on every rank; the forwards are shared among the ranks."""
+    """(N, A) float32 log-probs of the rows' tokens under `policy`, on every rank; ranks share the forwards."""
     units, _ = world.shard(rows.units)
     per = len(units) if micro_batch is None else max(1, micro_batch // rows.group)
     parts = []
@@ -30,7 +30,8 @@ def score(policy: Policy, rows: Experience, world: World, micro_batch: int | Non
 def teacher_log_probs(teachers: Mapping[str, Policy], rows: Experience, world: World, mixture: bool = False) -> Tensor:
     """(N, A, V) log-probs of each row's teacher on the row's own tokens: its subject's, or the mean probability of all.
 
-    A policy that teaches several subjects is asked once. Over several ranks every teacher is asked on every rank, if need be
+    A policy that teaches several subjects is asked once. Over several ranks every teacher is asked on every rank, if
+    need be
     about a row that it does not teach, because a sharded teacher's forward is a collective call.
     """
     if mixture:

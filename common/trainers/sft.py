@@ -30,7 +30,9 @@ from common.trainers.scoring import masked_mean
 def reference_rows(batch: Batch) -> Experience:
     """The batch's true answers as rows to learn from; UserError where the task does not know them."""
     if batch.answers_BA is None or batch.mask_BA is None:
-        raise UserError("method.targets=reference needs a task that knows the true answers; use method.targets=teacher.")
+        raise UserError(
+            "method.targets=reference needs a task that knows the true answers; use method.targets=teacher."
+        )
     return Experience(batch.prompts, batch.answers_BA, batch.mask_BA, batch.subjects, batch.row_ids)
 
 

@@ -1,6 +1,7 @@
 """A world small enough to reason about: a table of logits is the policy, a fixed code for each prompt is the task.
 
-It implements the doors of common/interfaces.py and nothing else, so a trainer that runs here knows no more than the doors.
+It implements the doors of common/interfaces.py and nothing else, so a trainer that runs here knows no more than the
+doors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from common.interfaces import Batch, Experience, Metrics, Sample
 from common.seeding import numpy_rng, torch_rng
 
 PROMPTS, ANSWER, VOCAB = 6, 3, 4
+ALONE = World()
 
 
 class TablePolicy:
@@ -26,7 +28,7 @@ class TablePolicy:
 
     device = torch.device("cpu")
 
-    def __init__(self, seed: int = 0, world: World = World(), answer_len: int = ANSWER) -> None:
+    def __init__(self, seed: int = 0, world: World = ALONE, answer_len: int = ANSWER) -> None:
         table = torch.randn(PROMPTS, answer_len, VOCAB + 1, VOCAB, generator=torch_rng(seed, "table"))
         self.table = nn.Parameter(table)
         self.answer_len, self.world = answer_len, world
@@ -88,13 +90,13 @@ class TablePolicy:
 
 
 class CodeTask:
-    """Each prompt has one right code; prompts 0-2 are subject "a", 3-5 subject "b". Reward: the share of right tokens, or all."""
+    """Each prompt has one right code; prompts 0-2 are subject "a", 3-5 "b". Reward: share of right tokens, or all."""
 
     subjects = ("a", "b")
     size: int | None = None
     offline = False
 
-    def __init__(self, seed: int = 0, world: World = World(), *, partial: bool = False, answer_len: int = ANSWER) -> None:
+    def __init__(self, seed: int = 0, world: World = ALONE, *, partial: bool = False, answer_len: int = ANSWER) -> None:
         self.seed, self.world, self.partial = seed, world, partial
         self.codes = torch.randint(0, VOCAB, (PROMPTS, answer_len), generator=torch_rng(99, "codes"))
 
@@ -120,7 +122,10 @@ class CodeTask:
             return {}
         written = policy.sample(torch.arange(PROMPTS)).answers_NA
         right = (written == self.codes).float()
-        return {"acc/code": (float(right.all(-1).sum()), PROMPTS), "acc/digit": (float(right.sum()), float(right.numel()))}
+        return {
+            "acc/code": (float(right.all(-1).sum()), PROMPTS),
+            "acc/digit": (float(right.sum()), float(right.numel())),
+        }
 
     def score(self, metrics: Mapping[str, float]) -> float:
         return metrics["acc/digit"]

@@ -14,7 +14,11 @@ from common.trainers.context import Context
 from tests.common.mini_world import CodeTask, Recorder, TablePolicy, teacher
 from tests.common.trainer_cases import METHODS
 
-ODD = {"rows_per_update": 28, "micro_batch": 8, "eps": 0.01}  # 7 units of 4 rows: no multiple of two or three ranks; the large eps keeps
+ODD = {
+    "rows_per_update": 28,
+    "micro_batch": 8,
+    "eps": 0.01,
+}  # 7 units of 4 rows: no multiple of two or three ranks; the large eps keeps
 # Adam from turning the rounding of a cancelled gradient into a whole step
 
 
@@ -45,7 +49,9 @@ def run_all(world: World) -> dict[str, tuple[torch.Tensor, list]]:
 
 def _worker(rank: int, size: int, port: int, directory: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     world = open_world()
     assert (world.rank, world.size, world.mode) == (rank, size, "ddp")
     torch.save(run_all(world), Path(directory) / f"{size}-{rank}.pt")
@@ -62,9 +68,13 @@ def test_every_method_makes_the_same_updates_and_metrics_on_one_two_and_three_ra
         ranks = [torch.load(tmp_path / f"{size}-{rank}.pt", weights_only=True) for rank in range(size)]
         for name, (table, lines) in alone.items():
             for shared, _ in (rank[name] for rank in ranks):
-                torch.testing.assert_close(shared, table, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n} on {size} ranks: {m}")
+                torch.testing.assert_close(
+                    shared, table, rtol=1e-4, atol=2e-5, msg=lambda m, n=name, size=size: f"{n} on {size} ranks: {m}"
+                )
                 assert torch.equal(shared, ranks[0][name][0])
             for (step, mine), (at, whole) in zip(ranks[0][name][1], lines, strict=True):
                 assert step == at and mine.keys() == whole.keys(), name
                 for key in whole:
-                    assert abs(mine[key] - whole[key]) < 1e-3 * max(1.0, abs(whole[key])), f"{name} {key}: {mine[key]} {whole[key]}"
+                    assert abs(mine[key] - whole[key]) < 1e-3 * max(1.0, abs(whole[key])), (
+                        f"{name} {key}: {mine[key]} {whole[key]}"
+                    )

@@ -1,4 +1,4 @@
-"""Every method in the mini world: it learns, it is indifferent to how its rows are split, and it resumes to the same bits."""
+"""Every method in the mini world: it learns, however its rows are split, and it resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_run_stopped_anywhere_and_resumed_gives_the_bits_of_one_that_was_not(n
         with pytest.raises(KeyboardInterrupt):
             METHODS[name]().train(stopped)
         resumed = context(tmp_path / f"at{stop_at}", eval_every=3, resume=True)
-        resumed.recorder.lines = [line for line in stopped.recorder.lines]
+        resumed.recorder.lines = list(stopped.recorder.lines)
         METHODS[name]().train(resumed)
         assert torch.equal(resumed.policy.table, whole.policy.table)
         assert resumed.recorder.lines == whole.recorder.lines
@@ -158,9 +158,13 @@ class Recorded(CodeTask):
         batch = source.batch(0, rows)
         noise = torch.rand(rows, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         written = source.experience(TablePolicy(), batch, 1, temperature=1.0, uniforms_NA=noise)
-        assert written.rollout_logps is not None and written.rewards_N is not None
+        assert written.rollout_logps is not None
+        assert written.rewards_N is not None
         self.rows = replace(
-            written, rollout_logps=written.rollout_logps.sum(-1) - 0.5, advantages=written.rewards_N - 0.5, rewards_N=None
+            written,
+            rollout_logps=written.rollout_logps.sum(-1) - 0.5,
+            advantages=written.rewards_N - 0.5,
+            rewards_N=None,
         )
         self.size = rows
         self._batch = batch
@@ -173,7 +177,8 @@ def test_recorded_rows_are_one_round_of_epochs_and_the_last_short_window_has_its
     run = context(task=Recorded(40), steps=None, eval_every=None)
     PPO(optim(rows_per_update=16), Sampling(1), epochs=2).train(run)
     assert run.report["updates"] == 6  # 16 + 16 + 8 rows, twice
-    assert len(run.report["rounds"]) == 1 and len(run.report["rounds"][0]["epochs"]) == 2
+    assert len(run.report["rounds"]) == 1
+    assert len(run.report["rounds"][0]["epochs"]) == 2
     assert run.report["rounds"][0]["mismatch/logp_gap"] == pytest.approx(0.5, abs=1e-5)
 
 
@@ -181,8 +186,11 @@ def test_ppo_begins_each_round_at_ratio_one_and_at_kl_zero_to_an_equal_reference
     run = context(steps=1, eval_every=1)
     PPO(optim(), GROUP, 64, objective=PolicyGradient(kl=KL(0.1))).train(run)
     first = run.recorder.lines[-1][1]
-    assert first["train/ratio"] == 1.0 and first["train/kl"] == 0.0 and first["train/clip_frac"] == 0.0
-    assert first["train/approx_kl"] == 0.0 and first["train/grad_norm"] > 0
+    assert first["train/ratio"] == 1.0
+    assert first["train/kl"] == 0.0
+    assert first["train/clip_frac"] == 0.0
+    assert first["train/approx_kl"] == 0.0
+    assert first["train/grad_norm"] > 0
 
 
 def test_the_kl_is_measured_to_the_start_even_after_a_resume(tmp_path: Path) -> None:
@@ -198,7 +206,8 @@ def test_dynamic_sampling_replaces_groups_without_signal_and_counts_its_draws() 
     plain, measured = sample_with_signal(run, 0, 64, Sampling(group=4))
     filled, replaced = sample_with_signal(run, 0, 64, Sampling(group=4, resample=20))
     assert measured["signal"] == replaced["signal"] < 0.5
-    assert replaced["signal_used"] > replaced["signal"] and 1 <= replaced["resample_draws"] <= 20
+    assert replaced["signal_used"] > replaced["signal"]
+    assert 1 <= replaced["resample_draws"] <= 20
     assert len(filled) == len(plain) == 64
 
 
@@ -232,14 +241,18 @@ def test_early_stop_is_asked_before_the_first_update_too() -> None:
     run = context(steps=12, stop=lambda metrics: True)
     before = run.policy.table.detach().clone()
     SFT(optim(), targets="reference").train(run)
-    assert torch.equal(run.policy.table, before) and run.report["updates"] == 0
+    assert torch.equal(run.policy.table, before)
+    assert run.report["updates"] == 0
 
 
 def test_an_experience_cut_into_units_keeps_rows_with_their_prompt() -> None:
     rows = Experience(
-        torch.tensor([10, 11, 12]), torch.arange(12).view(6, 2), torch.ones(6, 2, dtype=torch.bool), ["a", "b", "c"], [0, 1, 2],
+        torch.tensor([10, 11, 12]), torch.arange(12).view(6, 2), torch.ones(6, 2, dtype=torch.bool),
+        ["a", "b", "c"], [0, 1, 2],
         group=2, rewards_N=torch.arange(6.0), extras={"x": torch.arange(6)},
     )  # fmt: skip
     part = rows.select(torch.tensor([2, 0]))
-    assert part.prompts.tolist() == [12, 10] and part.subjects == ["c", "a"]
-    assert part.answers_NA[:, 0].tolist() == [8, 10, 0, 2] and part.extras["x"].tolist() == [4, 5, 0, 1]
+    assert part.prompts.tolist() == [12, 10]
+    assert part.subjects == ["c", "a"]
+    assert part.answers_NA[:, 0].tolist() == [8, 10, 0, 2]
+    assert part.extras["x"].tolist() == [4, 5, 0, 1]

@@ -38,7 +38,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "rlvr_mismatch": lambda **o: RLVR(optim(**o), GROUP, mismatch=Mismatch("truncate", "sequence")),
     "ppo": lambda **o: PPO(optim(**o), GROUP, rows_per_round=64),
     "ppo_kl": lambda **o: PPO(
-        optim(**o), GROUP, 64, 2, PolicyGradient(ratio="sequence", aggregate="sequence_mean", kl=KL(0.02, aggregate="sequence_sum"))
+        optim(**o),
+        GROUP,
+        64,
+        2,
+        PolicyGradient(ratio="sequence", aggregate="sequence_mean", kl=KL(0.02, aggregate="sequence_sum")),
     ),
     "cispo": lambda **o: PPO(optim(**o), GROUP, 64, objective=PolicyGradient(surrogate="cispo")),
     "opd": lambda **o: OPD(optim(**o), Sampling(group=1)),
