@@ -192,7 +192,7 @@ class Task(Protocol):
     def batch(self, step: int, n: int, draw: int = 0) -> Batch:
         """`n` problems (fewer at the end of an epoch) for this step; a pure function of (seed, step, draw).
 
-        The curriculum is the task's own.         Draws 1, 2, ... are further problems for the same step (dynamic sampling).
+        The curriculum is the task's own. Draws 1, 2, ... are further problems for the same step (dynamic sampling).
         """
         ...
 

@@ -73,7 +73,7 @@ def test_every_method_makes_the_same_updates_and_metrics_on_one_two_and_three_ra
                 )
                 assert torch.equal(shared, ranks[0][name][0])
             for (step, mine), (at, whole) in zip(ranks[0][name][1], lines, strict=True):
-                assert step == at and mine.keys() == whole.keys(), name
+                assert (step, mine.keys()) == (at, whole.keys()), name
                 for key in whole:
                     assert abs(mine[key] - whole[key]) < 1e-3 * max(1.0, abs(whole[key])), (
                         f"{name} {key}: {mine[key]} {whole[key]}"
