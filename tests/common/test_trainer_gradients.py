@@ -32,7 +32,7 @@ from common.trainers.rft import RFT
 from common.trainers.rlvr import RLVR
 from common.trainers.rollout import Sampling
 from common.trainers.sft import SFT
-from tests.common.mini_world import VOCAB, CodeTask, TablePolicy
+from tests.common.mini_world import VOCAB, CodeTask, Recorder, TablePolicy
 from tests.common.trainer_cases import optim
 
 TEMPERATURE, END = 0.7, 0
@@ -344,3 +344,24 @@ def test_dpo_prefers_the_first_right_to_the_first_wrong_answer_of_each_problem(m
         return torch.log1p((-0.5 * (gain[:, 0] - gain[:, 1])).exp()).mean()
 
     assert_gradients(updates, loss)
+
+
+def test_update_n_is_made_at_the_rate_of_update_n() -> None:
+    """Warmup 2 and a cosine over four updates: n = 0, 1, 2, 3 are not one ahead and not one behind."""
+    recorder = Recorder()
+    context = Context(TablePolicy(), CodeTask(), World(), steps=4, log_every=1, eval_every=4, recorder=recorder)
+    SFT(optim(lr=0.5, warmup=2, schedule="cosine"), targets="reference").train(context)
+    rates = [values["train/lr"] for _, values in recorder.lines if "train/lr" in values]
+    cosine = [1.0, 0.853553, 0.5, 0.146447]
+    assert rates == pytest.approx(
+        [0.5 * rise * fall for rise, fall in zip([0.5, 1, 1, 1], cosine, strict=True)], abs=1e-5
+    )
+
+
+def test_each_round_is_sampled_with_fresh_numbers_and_each_row_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = RLVR(optim(lr=0.0), Sampling(group=64), PolicyGradient("reinforce"))
+    updates = train(method, monkeypatch, steps=3)
+    first = [update.rows.answers_NA for update in updates]
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+    assert len(first[0].unique(dim=0)) > 3

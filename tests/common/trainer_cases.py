@@ -34,6 +34,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     "rlvr_kl_reward": lambda **o: RLVR(
         optim(**o), GROUP, PolicyGradient(surrogate="reinforce", kl=KL(0.01, "k1", "reward")), Advantage("rloo")
     ),
+    "reinforce_pp": lambda **o: RLVR(  # statistics of the whole batch: of all ranks
+        optim(**o), GROUP, PolicyGradient(surrogate="reinforce", kl=KL(0.01, "k1", "reward")), Advantage("whiten")
+    ),
     "rlvr_dynamic": lambda **o: RLVR(optim(**o), Sampling(group=4, resample=3)),
     "rlvr_mismatch": lambda **o: RLVR(optim(**o), GROUP, mismatch=Mismatch("truncate", "sequence")),
     "ppo": lambda **o: PPO(optim(**o), GROUP, rows_per_round=64),
