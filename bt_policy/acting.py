@@ -6,6 +6,7 @@ The class is called with the other keys of `data` and with `encoder`, `seed` and
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from bt_policy.vlm import VLMPolicy
 from common.distributed import World
 from common.errors import UserError
-from common.interfaces import Task
+from common.interfaces import Policy, Task
 
 OURS = ("app", "name", "code_levels", "sft_targets")  # keys of `data` that are not the environment's
 
@@ -38,3 +39,15 @@ def environment(cfg: DictConfig, policy: VLMPolicy, world: World) -> Task:
             cause = cause.__cause__
         reason = error.__cause__ or error
         raise UserError(f"data._target_={settings['_target_']} could not be built: {reason}") from error
+
+
+def sampler(cfg: DictConfig, policy: VLMPolicy, world: World, directory: Path) -> Policy:
+    """The policy as the task sees it: itself, or with `rollout._target_` one whose codes are written elsewhere.
+
+    `directory` is where adapters are laid for whoever writes them.
+    """
+    if "_target_" not in cfg.rollout:
+        return policy
+    plain: Any = OmegaConf.to_container(cfg.rollout, resolve=True)
+    settings = {key: value for key, value in plain.items() if key not in OURS}
+    return instantiate(settings, policy=policy, world=world, directory=directory, _convert_="all")

@@ -13,15 +13,16 @@ import torch
 from omegaconf import DictConfig
 
 from bt_policy import adapters, loading, prompt, results, rounds, rows
+from bt_policy.acting import acts, environment, sampler
 from bt_policy.encoding import Encoder
-from bt_policy.acting import acts, environment
 from bt_policy.places import located
+from bt_policy.rollout import fingerprints
 from bt_policy.rows import Row
 from bt_policy.task import RowsTask
 from bt_policy.vlm import BASE, VLMPolicy
 from common.distributed import World
 from common.errors import UserError
-from common.interfaces import Policy
+from common.interfaces import Policy, Task
 from common.run import Parts, execute
 from common.trainers.context import Context
 
@@ -40,13 +41,21 @@ def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
 
 
 def build(cfg: DictConfig, directory: Path, world: World) -> Parts:
-    """Rows first: whatever is wrong with them is said before a model is loaded. An environment's policy acts instead."""
+    """Rows first: whatever is wrong with them is said before a model is loaded. In an environment the policy acts."""
     train, valid = ([], []) if acts(cfg) else read_rows(cfg, directory, world)
     levels = list(cfg.model.levels or (cfg.data.code_levels if acts(cfg) else [10] * len(train[0].code)))
     policy = build_policy(cfg, levels, world)
-    task = environment(cfg, policy, world) if acts(cfg) else RowsTask(
-        train, valid, policy.encoder, seed=cfg.seed, world=world, reward=cfg.data.reward, eval_rows=cfg.model.eval_rows
-    )  # fmt: skip
+    task: Task
+    if acts(cfg):
+        task = environment(cfg, policy, world)
+    else:
+        task = RowsTask(
+            train, valid, policy.encoder,
+            seed=cfg.seed, world=world, reward=cfg.data.reward, eval_rows=cfg.model.eval_rows,
+        )  # fmt: skip
+        if task.offline and not cfg.data.any_adapter:
+            marks = fingerprints.of_adapter(policy.state()), fingerprints.of_template(policy.encoder)
+            fingerprints.check(train, adapter=marks[0], template=marks[1])
 
     def finish(result: dict[str, Any], context: Context) -> None:
         if world.main:
@@ -56,7 +65,7 @@ def build(cfg: DictConfig, directory: Path, world: World) -> Parts:
                 rounds.write(directory, result)
 
     return Parts(
-        policy,
+        sampler(cfg, policy, world, directory),
         task,
         teachers=Teachers(cfg, task.subjects, policy),
         reference=partial(policy.frozen, "ref"),

@@ -53,6 +53,8 @@ class RowsTask:
         per_epoch = -(-len(self.train) // n)
         epoch, within = divmod(step, per_epoch)
         order = torch.randperm(len(self.train), generator=torch_rng(self.seed, f"rows/order {draw}", epoch))
+        if self.offline and n >= len(self.train):
+            order = torch.arange(len(self.train))  # a recorded round as it was sampled; the method shuffles it itself
         rows = [self.train[i] for i in order[within * n : (within + 1) * n].tolist()]
         answers_BA = self._codes(rows, end=True)
         return Batch(

@@ -95,6 +95,17 @@ def _dispatch(app: str, line: CommandLine, directory: list[Path]) -> None:
         _start(app, hydra, line, directory)
 
 
+def composed(app: str, arguments: Sequence[str]) -> DictConfig:
+    """The checked configuration of a command line, for a command that is not a run of training."""
+    from hydra.types import RunMode
+
+    line = parse(arguments, app)
+    with _hydra(app) as hydra:
+        cfg = _compose(app, hydra, [*line.overrides, *_search_path(line)], RunMode.RUN)
+        validate(cfg, app)
+        return cfg
+
+
 def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> None:
     """Compose and check; then take a directory and go."""
     from hydra.types import RunMode

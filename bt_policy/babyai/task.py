@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bt_policy.babyai.episodes import Episode, Start, Step, choose_with, further_uniforms, play
+from bt_policy.babyai.episodes import Choice, Episode, Start, Step, choose_with, further_uniforms, play
 from bt_policy.babyai.expert import Decision, expert_episode
 from bt_policy.babyai.room import CHUNK, HELD_OUT, Room
 from bt_policy.encoding import Encoder, Prompts
+from bt_policy.frames import Frame
 from common.distributed import World
 from common.errors import at_least, one_of
 from common.interfaces import Batch, Experience, Metrics, Policy
@@ -69,6 +71,9 @@ class BabyAITask:
         self.size: int | None = len(self.pool)
         self.knows_codes = states == "expert"
         self.subjects = sorted({self._subject(decision.name, start.level) for start, decision in self.pool})
+        self.settings = {
+            "levels": self.levels, "episodes": episodes, "states": states, "decisions": decisions, "memory": memory,
+        }  # fmt: skip
         self.times = {"rollout_seconds": 0.0, "evaluate_seconds": 0.0}  # since the task was made
         self.played: list[Episode] = []  # what `experience` last saw on all ranks, for a file or a report
 
@@ -134,6 +139,18 @@ class BabyAITask:
         episodes = play(starts, chooser, decisions=self.decisions, memory=self.memory, world=self.world)
         own = episodes[: int(weight.sum()) * group]  # what only pads the share comes last
         return [episode for part in self.world.gather_objects(own) for episode in part]
+
+    def recalled(self, record: Mapping[str, Any]) -> Episode:
+        """An episode as bt_policy/rollout/writer.py wrote it, without its pictures."""
+        steps = [self._recalled(one["row"], one["judged"]) for one in record["steps"]]
+        kind = record["steps"][0]["row"]["subject"] if record["steps"] else ""
+        return Episode(Start(**record["start"]), kind, steps, record["success"], record["reward"])
+
+    def _recalled(self, row: Mapping[str, Any], judged: Mapping[str, Any]) -> Step:
+        ids = tuple(self.encoder.code_ids(row["code"], end=False))
+        memory = None if row.get("memory") is None else (row["memory"][0], row["memory"][1])
+        choice = Choice(row["code"], ids, tuple(row["vllm_logp"]))
+        return Step(Frame(row["image"], Path(row["image"])), row["name"], memory, choice, ended=False, **judged)
 
     def rows(self, episodes: Sequence[Episode], batch: Batch, group: int, temperature: float) -> Experience:
         """The decisions of a batch's episodes as rows."""
