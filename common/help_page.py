@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from common.config import conf_directory, describe, groups_of, options, options_for, owner, primary, read
 
+WIDTH = 120
 USAGE = """\
 {title}
 
 Usage
-  {command} method=opd [key=value ...]           one run
-  {command} -m method=opd seed=0,1,2             a sweep: every combination of the listed values
-  {command} experiment={example} [key=value ...]      a prepared comparison
-  {command} resume=DIR                           continue a stopped run or sweep
-  {command} --cfg job method=opd                 show the configuration without running it
+  {command} method=sft [key=value ...]      one run
+  {command} -m method=sft seed=0,1,2        a sweep: every combination of the listed values
+{experiment}  {command} resume=DIR                      continue a stopped run or sweep
+  {command} --cfg job method=sft            show the configuration without running it
 
 Choices (group=option; * is the default)
 {choices}
@@ -31,12 +32,13 @@ def page(app: str, command: str) -> str:
     """The whole text."""
     file = conf_directory() / f"{app}.yaml"
     experiments = options_for(app, "experiment")
+    example = "single" if "single" in experiments else next(iter(experiments), None)
     model = options("model").get(str(_defaults(app).get("model")))
-    keys = [key for key, value in _plain(model).items() if isinstance(value, int)] or ["name"]
+    keys = [key for key, value in _plain(model).items() if type(value) is int] or ["name"]
     return USAGE.format(
         title=describe(file).partition("   ")[0],
         command=command,
-        example="single" if "single" in experiments else next(iter(experiments), "NAME"),
+        experiment=f"  {command} {f'experiment={example}':<27}a prepared comparison\n" if example else "",
         example_key=keys[0],
         choices="\n".join(_group(app, group) for group in sorted(groups_of(app), key=_first_the_open_ones)),
         settings=_settings(file),
@@ -62,9 +64,8 @@ def _group(app: str, group: str) -> str:
     known = options(group)
     width = max((len(name) for name in mine), default=0)
     lines = [f"  {group}"]
-    lines += [
-        f"   {'*' if name == default else ' '} {name:<{width}}  {describe(known[name])}".rstrip() for name in mine
-    ]
+    for name in mine:
+        lines.append(_hanging(f"   {'*' if name == default else ' '} {name:<{width}}  ", describe(known[name])))
     others = sorted(set(known) - set(mine))
     if others:
         lines.append(f"     ({', '.join(others)}: for {owner(known[others[0]])})")
@@ -79,4 +80,9 @@ def _settings(file: Path) -> str:
     body = [line for line in lines[start:end] if line.strip() and not line.startswith("#")]
     pairs = [line.partition("  # ")[::2] for line in body]
     width = max(len(setting) for setting, _ in pairs if len(setting) < 32)
-    return "\n".join(f"  {setting:<{width}}  {comment}" for setting, comment in pairs)
+    return "\n".join(_hanging(f"  {setting:<{width}}  ", comment) for setting, comment in pairs)
+
+
+def _hanging(head: str, text: str) -> str:
+    """`head` and `text`, further lines of which stand under its beginning."""
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) if text else head.rstrip()

@@ -122,6 +122,8 @@ def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> No
     placed = _placed(app, line, "hydra.run.dir", directory)
     if int(os.environ.get("RANK", 0)) > 0:
         placed += ["hydra.output_subdir=null", "hydra/job_logging=silent"]
+    else:
+        print(f"Writing to {directory[0] if directory else line.values('hydra.run.dir')[-1]}", flush=True)
     _run_alone(app, hydra, [*overrides, *placed])
 
 
