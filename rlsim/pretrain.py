@@ -78,7 +78,8 @@ def pretrained(
     }
 
     def build(directory: Path) -> None:
-        with threads(recipe.threads):
+        # whoever asks for a teacher may be in the middle of a forward without gradient
+        with threads(recipe.threads), torch.inference_mode(False), torch.enable_grad():
             policy, report = train(recipe, trained_as, validation)
         policy.save(directory)
         write_json(directory / REPORT, report)

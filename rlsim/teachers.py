@@ -69,6 +69,9 @@ class Teachers(Mapping[str, TinyGPTPolicy]):
             self.reports[name], self._built[name] = report, policy.freeze()
         return self._built[name]
 
+    def __contains__(self, subject: object) -> bool:
+        return subject in self._by_subject  # Mapping's own would build it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_subject)
 

@@ -1,4 +1,4 @@
-"""The plain architecture: `nn.TransformerEncoder` over the whole sequence, as the simulator's model was first written."""
+"""The plain architecture: `nn.TransformerEncoder` over the whole sequence, every position computed."""
 
 from __future__ import annotations
 
