@@ -38,7 +38,7 @@ def page(app: str, command: str) -> str:
     return USAGE.format(
         title=describe(file).partition("   ")[0],
         command=command,
-        experiment=f"  {command} {f'experiment={example}':<27}a prepared comparison\n" if example else "",
+        experiment=f"  {command} {f'experiment={example}':<32}a prepared comparison\n" if example else "",
         example_key=keys[0],
         choices="\n".join(_group(app, group) for group in sorted(groups_of(app), key=_first_the_open_ones)),
         settings=_settings(file),

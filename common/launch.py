@@ -56,6 +56,9 @@ def launch(app: str, arguments: Sequence[str]) -> int:
         return _say(str(error))
     except COMPOSITION as error:
         return _say(str(explain(error, app)))
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         where = f" Continue with: {command(app)} resume={directory[0]}" if directory and directory[0].exists() else ""
         _say(f"Interrupted.{where}")

@@ -39,6 +39,9 @@ def resume_run(app: str, directory: Path, overrides: Sequence[str]) -> None:
     assert isinstance(settings, DictConfig)
     with open_dict(settings):
         settings.hydra.runtime.output_dir = str(directory.resolve())  # it may have been moved
+        settings.hydra.job_logging.root.handlers = list(
+            settings.hydra.job_logging.handlers
+        )  # a sweep's jobs were quiet
     if main_rank:
         configure_log(settings.hydra.job_logging, settings.hydra.verbose)
     with open_dict(cfg):
