@@ -37,6 +37,16 @@ def make_rows(directory: Path, n: int, *, seed: int = 0, adv: bool = False, digi
     return path
 
 
+def composed(*overrides: str):
+    """The application's configuration with these overrides."""
+    from hydra import compose, initialize_config_dir
+
+    from common.config import conf_directory
+
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
+        return compose("bt_policy", list(overrides))
+
+
 def make_base(*, seed: int = 0, width: int = 32):
     """(random model, encoder): one gated delta net and one full attention layer."""
     from bt_policy import prompt

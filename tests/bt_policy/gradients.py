@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from bt_policy import rows as rows_module
 from bt_policy.task import RowsTask
@@ -28,7 +29,7 @@ from common.trainers.sft import imitation_loss, reference_rows
 from common.aggregation import token_weights
 from tests.bt_policy.conftest import make_policy
 
-ROWS = 10  # not a multiple of what two ranks or micro-batches of 8 take: padding and short batches occur
+ROWS = 11  # not a multiple of what two ranks or micro-batches of 2 and 8 take: padding and short batches occur
 
 
 def found(world: World, rows_file: Path, micro_batches=(1, 2, 8), shuffled: bool = False) -> dict[str, Tensor]:
@@ -39,14 +40,36 @@ def found(world: World, rows_file: Path, micro_batches=(1, 2, 8), shuffled: bool
     batch = task.batch(0, ROWS)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)) if shuffled else torch.arange(ROWS)
     result = {}
+    messages = _count_messages(policy.wrapped)
     for size in micro_batches:
         context = Context(policy, task, world, steps=1)
         loop = Loop(context, Optim(lr=1e-3, rows_per_update=ROWS, micro_batch=size))
         examples = reference_rows(batch).select(order)
         examples = examples.with_extras(scale_NA=token_weights(examples.mask_NA, examples.weights))
         result |= _gradient(loop, examples, lambda micro: imitation_loss(context, micro), f"sft/{size}")
+        before = messages.count
         result |= _gradient(loop, *_ppo(context, batch.rows.select(order)), f"ppo/{size}")
+        assert messages.count - before <= 1, "gradients were synchronised before the last micro-batch"
     return result
+
+
+class _Messages:
+    """How often DDP has reduced its (one) bucket of gradients."""
+
+    count = 0
+
+
+def _count_messages(module) -> _Messages:
+    messages = _Messages()
+    if isinstance(module, DistributedDataParallel):
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        def hook(state, bucket):
+            messages.count += 1
+            return allreduce_hook(None, bucket)
+
+        module.register_comm_hook(None, hook)
+    return messages
 
 
 def _ppo(context, experience):
