@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> Path:
     cfg = composed("bt_policy", arguments)
     if cfg.out is None:
         raise UserError("Say where the rows go: out=DIR.")
-    if "_target_" not in cfg.data:
+    if "environment" not in cfg.data:
         raise UserError(f"data={cfg.data.name} is not played: rollouts need an environment, e.g. data=episodes.")
     return _play(cfg, number)
 
