@@ -51,6 +51,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
         seconds = line.get("time/seconds") or 0.0
         now = {part: line.get(f"time/{part}_seconds") or 0.0 for part in PARTS}
         since = {part: max(0.0, now[part] - spent[part]) for part in PARTS}
+        since["rollout"] = max(0.0, since["rollout"] - since["publish"])  # adapters are published when first asked
         rest = seconds - (found[-1]["seconds"] if found else 0.0) - sum(since.values())
         record = {"round": len(found), "updates": line["step"], "seconds": round(seconds, 2)}
         record |= {f"{part}_s": round(value, 2) for part, value in since.items()}

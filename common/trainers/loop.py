@@ -253,7 +253,8 @@ class Loop:
     def _log(self, values: dict[str, float], eval_seconds: float = 0.0) -> None:
         trained = {f"train/{name}": value for name, value in self.train.take(self.context.world).items()}
         times = {"seconds": time.monotonic() - self._started, "eval_seconds": eval_seconds}
-        times |= getattr(self.context.task, "times", {})  # how long the world took, where it says so
+        for part in (self.context.task, self.context.policy):  # how long the world took, where it says so
+            times |= getattr(part, "times", {})
         if torch.cuda.is_available():
             times["gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.context.recorder.log(self.step, {**values, **trained}, times)
