@@ -61,7 +61,7 @@ def test_the_samplers_log_probs_are_used_where_the_correction_is_on(tmp_path):
     for treatment, shift in (("off", 0.0), ("off", 1.0), ("truncate", 0.0), ("truncate", 1.0)):
         policy = make_policy()
         task = _task(policy, tmp_path, adv=True)
-        task.train = [replace(row, logps=row.logps - shift * (row.line % 2)) for row in task.train]
+        task.train = [replace(row, logps=-17.0 - shift * (row.line % 2)) for row in task.train]
         context = Context(policy, task, World(), steps=1, eval_every=1)
         method = PPO(
             Optim(lr=1e-2, rows_per_update=12, optimizer="adamw", eps=1.0), Sampling(group=1), epochs=1,
