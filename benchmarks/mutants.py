@@ -131,7 +131,8 @@ MUTANTS = [
     Mutant("DPO prefers the rejected", "common/preference.py", "reward_P2[:, 0] - reward_P2[:, 1]",
            "reward_P2[:, 1] - reward_P2[:, 0]", math("preference")),
     # -- the loop
-    Mutant("schedule off by one", "common/schedule.py", "min(1.0, (update + 1) / warmup)", "min(1.0, update / warmup)", math("schedule")),
+    Mutant("schedule off by one", "common/schedule.py", "min(1.0, (update + 1) / warmup)",
+           "min(1.0, update / warmup)", math("schedule")),
     Mutant("schedule one update ahead", "common/trainers/loop.py", "lr_factor(self.optim.schedule, self.step,",
            "lr_factor(self.optim.schedule, self.step + 1,", GRADIENTS),
     Mutant("optimizer state lost on resume", "common/trainers/loop.py",
