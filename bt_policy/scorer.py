@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -58,8 +59,18 @@ class Vision:
     their bits then do not depend on which other frames happened to be missing, and a resumed run repeats them exactly.
     """
 
-    def __init__(self, tower: Any, encoder: Encoder, autocast: Callable[[], AbstractContextManager[Any]], budget: int) -> None:
+    def __init__(
+        self,
+        tower: Any,
+        encoder: Encoder,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        budget: int,
+        readers: int = 0,
+    ) -> None:
+        """`readers`: threads that open and scale the pictures of a batch (0: none), so that a GPU does not wait for them."""
         self._tower, self._encoder, self._autocast, self._budget = tower, encoder, autocast, budget
+        self._readers = ThreadPoolExecutor(readers) if readers else None
+        self._pixels: dict[str, tuple[Tensor, Tensor]] = {}  # read ahead, until they are encoded
         self._kept: OrderedDict[str, tuple[Tensor, Grid]] = OrderedDict()
         self._bytes = 0
         self.computed = 0  # how many frames went through the tower, for tests and reports
@@ -77,9 +88,15 @@ class Vision:
             self._bytes -= dropped.nbytes
         return found
 
+    def read_ahead(self, frames: Sequence[Frame]) -> None:
+        """Open and scale the frames that are not known yet, several at a time."""
+        missing = {frame.key: frame for frame in frames if frame.key not in self._kept}
+        if self._readers is not None and len(missing) > 1:
+            self._pixels = dict(zip(missing, self._readers.map(self._encoder.pixels, missing.values()), strict=True))
+
     @torch.no_grad()
     def _compute(self, frame: Frame) -> tuple[Tensor, Grid]:
-        pixels, grid_13 = self._encoder.pixels(frame)
+        pixels, grid_13 = self._pixels.pop(frame.key, None) or self._encoder.pixels(frame)
         device, dtype = next(self._tower.parameters()).device, self._tower.dtype
         with self._autocast():
             made = self._tower(pixels.to(device, dtype), grid_thw=grid_13.to(device)).pooler_output

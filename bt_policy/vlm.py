@@ -70,7 +70,8 @@ class VLMPolicy:
             ignored=list(self.scorer.base.model.visual.parameters()),
         )
         self._plain = parallel.inner(self.wrapped)
-        self.vision = Vision(self.scorer.base.model.visual, encoder, self._autocast, vision_cache)
+        readers = 4 if self.device.type == "cuda" else 0
+        self.vision = Vision(self.scorer.base.model.visual, encoder, self._autocast, vision_cache, readers)
         self._layers = [m for m in self.scorer.modules() if isinstance(m, BaseTunerLayer)]
         self._trainable = {name for name, p in self.scorer.named_parameters() if p.requires_grad}
         self._legal_AV: Tensor | None = None
@@ -93,6 +94,7 @@ class VLMPolicy:
 
     def _prepare(self, prompts: Prompts, group: int) -> tuple[list[Encoded], tuple[Tensor, ...]]:
         encoded, features = [], []
+        self.vision.read_ahead(prompts.frames)
         for frame, name, memory in zip(prompts.frames, prompts.names, prompts.memories, strict=True):
             made, grid = self.vision(frame)
             encoded += [self.encoder.encode(name, memory, grid)] * group

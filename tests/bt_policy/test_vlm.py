@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from bt_policy import rows as rows_module
+from bt_policy.scorer import Vision
 from bt_policy.task import prompts
 from common.logprobs import token_logps
 from common.seeding import uniforms
@@ -105,6 +108,15 @@ def test_each_distinct_frame_is_encoded_once(policy, some_rows):
         policy.answer_logits(prompts(twice), answers.repeat(2, 1))
         policy.sample(prompts(some_rows).masked())
     assert policy.vision.computed == len(some_rows)
+
+
+def test_frames_that_are_read_ahead_in_threads_and_dropped_from_the_cache_give_the_same_bits(policy, some_rows):
+    plain = [policy.vision(row.frame)[0] for row in some_rows]
+    vision = Vision(policy.scorer.base.model.visual, policy.encoder, nullcontext, budget=1, readers=2)
+    for _ in range(2):
+        vision.read_ahead([row.frame for row in some_rows])
+        assert all(torch.equal(vision(row.frame)[0], one) for row, one in zip(some_rows, plain, strict=True))
+    assert vision.computed == 2 * len(some_rows)
 
 
 def test_a_switch_of_adapters_changes_the_output_and_nothing_else(policy, some_rows):
