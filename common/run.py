@@ -86,7 +86,8 @@ def execute(cfg: DictConfig, directory: Path, build: Callable[[World], Parts]) -
         tracker.weights(context.checkpoints.last_directory)
     if world.main:
         write_json(directory / "result.json", result)
-        _picture(directory)
+        if cfg.arm is None:  # a sweep draws one picture for all; `python -m common.report DIR` draws a run's later
+            _picture(directory)
     world.barrier()
     return result
 
