@@ -68,4 +68,4 @@ def _length(stage: Mapping[str, Any], i: int, steps: int) -> float:
     value = share if updates is None else updates
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise UserError(f"{where}: {'share' if updates is None else 'steps'}={value} must be a positive number.")
-    return float(share) if updates is None else updates / steps
+    return float(value) if updates is None else value / steps
