@@ -88,6 +88,8 @@ def _dispatch(app: str, line: CommandLine, directory: list[Path]) -> None:
         return
     if line.resume is not None:
         folder = Path(line.resume)
+        if (folder / ".hydra").is_dir() or (folder / "multirun.yaml").is_file():
+            directory.append(folder)  # never an empty one, which would be removed at the end
         if (folder / "multirun.yaml").is_file():
             line.overrides = sweep_arguments(folder, line.overrides)
             line.multirun = True
