@@ -6,12 +6,15 @@ several passes over a round; a method of one update a sample makes rows_per_roun
 rounds.jsonl has a line an evaluation (the first before any update): round, updates, seconds since the start; of those
 since the last line how many went into rolling out, publishing the adapter, evaluating, and (what remains) updating; and
 the success figures.
-rounds.png is success against seconds.
+rounds.png is success against seconds; in a sweep, also one of all arms in the sweep's own directory.
+
+    python -m bt_policy.rounds DIR        # draws it again from every rounds.jsonl below DIR
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,21 @@ def write(directory: Path, result: Mapping[str, Any]) -> None:
     write_text(directory / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in found))
     if len(found) > 1 and "success" in found[0]:
         picture(directory / "rounds.png", {str(result.get("method", "")): found})
+    if result.get("arm") is not None:  # <sweep>/<arm>/seed=<n>
+        picture_below(directory.parents[1])
+
+
+def picture_below(directory: Path) -> Path | None:
+    """rounds.png of every run below `directory` that has played rounds; None where there is none."""
+    runs = {}
+    for path in sorted(directory.glob("**/rounds.jsonl")):
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        if len(found) > 1 and "success" in found[0]:
+            runs[path.parent.relative_to(directory).as_posix()] = found
+    if not runs:
+        return None
+    picture(directory / "rounds.png", runs)
+    return directory / "rounds.png"
 
 
 def picture(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -84,3 +102,16 @@ def picture(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
     axes.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def main() -> None:
+    """Command line: DIRECTORY."""
+    directory = Path(sys.argv[1]) if len(sys.argv) == 2 else None
+    drawn = picture_below(directory) if directory is not None else None
+    if drawn is None:
+        raise SystemExit(__doc__ if directory is None else f"There are no rounds below {directory}.")
+    print(drawn)
+
+
+if __name__ == "__main__":
+    main()
