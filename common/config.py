@@ -138,6 +138,12 @@ def validate(cfg: DictConfig, app: str) -> None:
     importlib.import_module(f"{app}.check").validate(cfg)
 
 
+def validate_values(cfg: DictConfig, app: str) -> None:
+    """`validate`, and then the method's own words and numbers, by building its trainer. This imports torch."""
+    validate(cfg, app)
+    importlib.import_module("common.run").build_trainer(cfg.method)
+
+
 def app_allows_null(app: str, key: str) -> bool:
     """True where the application's own default of a key is null."""
     return primary(app).get(key) is None

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from common import run_directory
 from common.command_line import CommandLine, parse
-from common.config import conf_directory, validate
+from common.config import conf_directory, validate, validate_values
 from common.errors import UserError
 from common.hydra_errors import COMPOSITION, explain, keys_of
 from common.job import JobError, run_job
@@ -123,7 +123,7 @@ def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> No
         placed = _placed(app, line, "hydra.sweep.dir", directory)
         hydra.multirun(app, partial(run_job, app), [*overrides, *placed, "hydra.mode=MULTIRUN"])
         return
-    validate(_compose(app, hydra, overrides, RunMode.RUN), app)
+    validate_values(_compose(app, hydra, overrides, RunMode.RUN), app)
     placed = _placed(app, line, "hydra.run.dir", directory)
     if int(os.environ.get("RANK", 0)) > 0:
         placed += ["hydra.output_subdir=null", "hydra/job_logging=silent"]
@@ -210,6 +210,10 @@ def _offer_plugins() -> None:
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(PLUGINS) not in inherited:
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, inherited), str(PLUGINS)])
+    from hydra.core.plugins import Plugins
+    from hydra_plugins.arms_sweeper import ArmsSweeper
+
+    Plugins.instance().register(ArmsSweeper)  # the scan may have been before, if this process used Hydra already
 
 
 def _inspect(app: str, line: CommandLine) -> None:

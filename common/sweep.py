@@ -19,7 +19,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from common.arms import Job
-from common.config import validate, whole
+from common.config import validate_values, whole
 from common.errors import UserError
 from common.hydra_errors import COMPOSITION, explain, keys_of
 from common.job import FAILURE, JobError
@@ -89,7 +89,7 @@ def _checked(app: str, job: Job, compose: Compose, *, alone: bool) -> DictConfig
     """A job's configuration, composed and valid."""
     try:
         cfg = compose([*job.overrides, f"arm='{job.arm}'"])
-        validate(cfg, app)
+        validate_values(cfg, app)
     except COMPOSITION as error:
         raise explain(error, app, _keys(compose, job)) from error
     except UserError as error:
