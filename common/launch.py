@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from common import run_directory
-from common.command_line import CommandLine, parse
+from common.command_line import CommandLine, parse, split
 from common.config import conf_directory, validate, validate_values
 from common.errors import UserError
 from common.hydra_errors import COMPOSITION, explain, keys_of
@@ -116,12 +116,14 @@ def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> No
     from hydra.types import RunMode
 
     overrides = [*line.overrides, *_search_path(line)]
-    master = _compose(app, hydra, overrides, RunMode.MULTIRUN)  # without what is swept
+    swept = _deferred(overrides, hydra)
+    kept = [text for text in swept if not (text.startswith("method.") and "=choice(" in text)]
+    master = _compose(app, hydra, kept, RunMode.MULTIRUN)  # without what is swept
     if line.multirun or master.hydra.mode == RunMode.MULTIRUN:
         if "WORLD_SIZE" in os.environ:
             raise UserError("A sweep cannot run under torchrun: start its runs one at a time, or sweep without it.")
         placed = _placed(app, line, "hydra.sweep.dir", directory)
-        hydra.multirun(app, partial(run_job, app), [*overrides, *placed, "hydra.mode=MULTIRUN"])
+        hydra.multirun(app, partial(run_job, app), [*swept, *placed, "hydra.mode=MULTIRUN"])
         return
     validate_values(_compose(app, hydra, overrides, RunMode.RUN), app)
     placed = _placed(app, line, "hydra.run.dir", directory)
@@ -130,6 +132,24 @@ def _start(app: str, hydra: Any, line: CommandLine, directory: list[Path]) -> No
     else:
         print(f"Writing to {directory[0] if directory else line.values('hydra.run.dir')[-1]}", flush=True)
     _run_alone(app, hydra, [*overrides, *placed])
+
+
+def _deferred(overrides: Sequence[str], hydra: Any) -> list[str]:
+    """The overrides of a sweep. Settings of a method that only its jobs choose become sweeps over one value.
+
+    Hydra leaves those to the jobs; it would otherwise look for them in a configuration that has no method yet.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=hydra.config_loader)
+    if any(split(text)[0] == "method" and not parser.parse_override(text).is_sweep_override() for text in overrides):
+        return list(overrides)
+    deferred = []
+    for text in overrides:
+        key, value = split(text)
+        own = key.startswith("method.") and bool(value) and not parser.parse_override(text).is_sweep_override()
+        deferred.append(f"{key}=choice({value})" if own else text)
+    return deferred
 
 
 def _run_alone(app: str, hydra: Any, overrides: list[str]) -> None:
@@ -160,7 +180,6 @@ def known_keys(app: str, hydra: Any, overrides: Sequence[str]) -> list[str]:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from common.command_line import split
     from common.config import all_groups
 
     choices = [text for text in overrides if split(text)[0].partition("@")[0] in all_groups()]

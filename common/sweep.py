@@ -91,7 +91,9 @@ def _checked(app: str, job: Job, compose: Compose, *, alone: bool) -> DictConfig
         cfg = compose([*job.overrides, f"arm='{job.arm}'"])
         validate_values(cfg, app)
     except COMPOSITION as error:
-        raise explain(error, app, _keys(compose, job)) from error
+        said = str(explain(error, app, _keys(compose, job)))
+        of_the_arm = said.startswith("method.") and not alone  # other settings exist in all arms or in none
+        raise UserError(f"{job.arm}: {said}" if of_the_arm else said) from error
     except UserError as error:
         raise UserError(str(error) if alone else f"{job.arm}: {error}") from error
     return cfg

@@ -86,6 +86,23 @@ def only(pattern: str) -> Path:
     return found[0]
 
 
+@pytest.mark.parametrize("words", [["-m", "method=rlvr,ppo", "start=cold"], ["experiment=single", "arm=rlvr,opd"]])
+def test_a_setting_of_the_method_reaches_every_job_of_a_sweep_over_methods(app: list[DictConfig], words: list[str]):
+    quiet = ["seed=0", "hydra/launcher=basic", "method.optim.lr=0.25", "method.optim.betas=[0.8,0.9]"]
+    launch("rlsim", [*words, *quiet])
+    assert len(app) == 2
+    assert {cfg.method.optim.lr for cfg in app} == {0.25}
+    assert {tuple(cfg.method.optim.betas) for cfg in app} == {(0.8, 0.9)}
+
+
+def test_a_setting_that_one_method_of_a_sweep_lacks_is_refused_in_its_name(
+    app: list[DictConfig], capsys: pytest.CaptureFixture[str]
+):
+    assert launch("rlsim", ["-m", "method=opd,rlvr", "method.objective.kind=jsd"]) == 1
+    assert capsys.readouterr().err.startswith("rlvr: method.objective.kind is not a setting of rlsim.")
+    assert app == []
+
+
 def test_a_run_has_its_own_directory_named_by_time_and_method(app: list[DictConfig]):
     assert launch("rlsim", ["+method=opd", "seed=3", "steps=7"]) == 0
     directory = only("outputs/rlsim/*_opd")
