@@ -27,6 +27,7 @@ from torch import Tensor
 from common.errors import UserError, at_least, one_of
 
 KINDS = ("group", "centred", "rloo", "batch", "whiten", "none")
+UNSCALED = ("centred", "rloo", "none")
 
 
 def _group_sums(values_N: Tensor, index_N: Tensor, groups: int) -> Tensor:
@@ -106,6 +107,8 @@ class Advantage:
         one_of("advantage.kind", self.kind, KINDS)
         one_of("advantage.ddof", self.ddof, (0, 1))
         at_least("advantage.eps", self.eps, 0)
+        if self.kind in UNSCALED and self.ddof != 1:
+            raise UserError(f"advantage.ddof={self.ddof} has no effect with advantage.kind={self.kind}, which divides by no std; leave it at 1.")
 
     def __call__(
         self,

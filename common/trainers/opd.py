@@ -66,6 +66,10 @@ class OPD:
                 f"method.mismatch has no effect with objective.kind={self.objective.kind}; "
                 "only kind=sampled weighs the written token."
             )
+        if self.off_policy_source != "reference" and not self.off_policy:
+            raise UserError(f"method.off_policy_source={self.off_policy_source} has no effect with method.off_policy=0; give the share of off-policy prompts too.")
+        if self.advantage != Advantage() and not self.objective.outcome:
+            raise UserError("method.advantage has no effect with objective.outcome=0; give objective.kind=sampled objective.outcome=1 to add the outcome.")
         if self.sampling.resample:
             raise UserError("method.sampling.resample has no effect in distillation: every token has signal.")
 
@@ -97,8 +101,9 @@ class OPD:
 
     def _corrected(self, context: Context, rows: Experience) -> tuple[Experience, dict[str, float]]:
         """w = sg[s / mu] of the sampler mu. The one update follows at once, so s may be scored before it."""
-        if self.mismatch.treatment == "off" or rows.rollout_logps is None:
+        if self.mismatch.treatment == "off":
             return rows, {}
+        self.mismatch.require(rows.rollout_logps)
         old_NA = score(context.policy, rows, context.world, self.optim.micro_batch)
         used_NA, keep_NA, diagnostics = self.mismatch(old_NA, rows.rollout_logps, rows.mask_NA, rows.weights)
         return replace(rows, mask_NA=keep_NA).with_extras(importance_NA=used_NA), diagnostics

@@ -171,6 +171,8 @@ def prepare(
     if reference is not None:
         rows = rows.with_extras(ref_logps_NA=score(reference, rows, context.world, micro_batch))
     advantages_NA = _advantages(rows, advantage, objective.kl)
+    if mismatch.treatment != "off":
+        mismatch.require(rows.rollout_logps)
     if rows.rollout_logps is not None and score_old:
         old_NA = rows.extras["old_logps_NA"]
         used_NA, keep_NA, metrics = mismatch(old_NA, rows.rollout_logps, rows.mask_NA, rows.weights)

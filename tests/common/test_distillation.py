@@ -140,7 +140,8 @@ def test_impossible_tokens_give_finite_losses_and_gradients(
     kind: str, top_k: int | None, of: str, rest: str, temperature: float
 ) -> None:
     logits = STUDENT.clone().requires_grad_()
-    objective = Distillation(kind, top_k=top_k, top_k_of=of, rest=rest, temperature=temperature)
+    cut = {} if top_k is None else {"top_k": top_k, "top_k_of": of, "rest": rest}
+    objective = Distillation(kind, temperature=temperature, **cut)
     loss = objective.divergence(logits.log_softmax(-1), TEACHER.log_softmax(-1))
     loss.sum().backward()
     assert loss.isfinite().all()
