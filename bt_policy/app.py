@@ -33,7 +33,7 @@ def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     """Train as `cfg` says, in `directory`; the content of result.json."""
     if cfg.out is not None:
         results.check_out(Path(cfg.out), directory)
-    result = execute(rounds.bounded(cfg), directory, partial(build, cfg, directory))
+    result = execute(rounds.bounded(cfg), directory, partial(build, rounds.joined(cfg, directory), directory))
     stats = result.pop("stats", None)
     if stats:
         log.info("PPO_DONE %s", json.dumps(stats))

@@ -21,9 +21,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from common.errors import UserError
 from common.files import write_text
 from common.tracking import read_metrics
 
+SIBLING = "arm://"  # model.teacher=arm://sft is what the arm `sft` of the same sweep and seed left
 PARTS = ("rollout", "publish", "evaluate")
 
 
@@ -41,6 +43,26 @@ def bounded(cfg: DictConfig) -> DictConfig:
         made.rounds = None
         made.method.optim.epochs = None
     return made
+
+
+def joined(cfg: DictConfig, directory: Path) -> DictConfig:
+    """The configuration with adapters of sibling arms named by their folders; UserError where an arm has left none."""
+    made = cfg.copy()
+    with open_dict(made):
+        for key in ("adapter", "ref", "teacher"):
+            made.model[key] = _sibling(made.model[key], cfg.seed, directory)
+        made.model.teachers = {name: _sibling(path, cfg.seed, directory) for name, path in cfg.model.teachers.items()}
+    return made
+
+
+def _sibling(path: str | None, seed: int, directory: Path) -> str | None:
+    if path is None or not path.startswith(SIBLING):
+        return path
+    arm = path.removeprefix(SIBLING)
+    folder = directory.parents[1] / arm / f"seed={seed}" / "checkpoints" / "best"
+    if not folder.is_dir():
+        raise UserError(f"The arm {arm} has left no adapter in {folder}; run it before this one, with the same seed.")
+    return str(folder)
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
