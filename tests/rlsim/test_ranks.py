@@ -6,7 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
@@ -60,7 +59,7 @@ def trained(world: World) -> dict[str, Tensor]:
         recorder = Recorded()
         method.train(
             Context(
-                policy, task, world, steps=3, eval_every=1, teachers={"+": teacher, "-": teacher}, recorder=recorder
+                policy, task, world, steps=2, eval_every=1, teachers={"+": teacher, "-": teacher}, recorder=recorder
             )
         )
         for name, tensor in policy.state().items():
@@ -77,25 +76,30 @@ def trained(world: World) -> dict[str, Tensor]:
     return found
 
 
-def worker(rank: int, port: int, mode: str, directory: str) -> None:
+def worker(rank: int, ports: dict[str, int], directory: str) -> None:
     torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), **address)
-    world = open_world(mode)
-    found = trained(world)
-    torch.save(found, Path(directory) / f"{rank}.pt")
-    close_world()
+    for mode, port in ports.items():
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), **address)
+        world = open_world(mode)
+        assert (world.mode, world.size) == (mode, 2)
+        torch.save(trained(world), Path(directory) / f"{mode}-{rank}.pt")
+        close_world()
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_two_ranks_learn_what_one_learns(mode: str, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(worker, (port, mode, str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
+    ports = {}
+    for mode in ("ddp", "fsdp"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports[mode] = free.getsockname()[1]
+    mp.spawn(worker, (ports, str(tmp_path)), nprocs=2)
     alone = trained(World())
-    assert first.keys() == second.keys() == alone.keys()
-    for name, expected in alone.items():
-        torch.testing.assert_close(first[name], expected, rtol=2e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-        assert torch.equal(first[name], second[name]), name
+    for mode in ports:
+        first, second = (torch.load(tmp_path / f"{mode}-{rank}.pt", weights_only=True) for rank in range(2))
+        assert first.keys() == second.keys() == alone.keys()
+        for name, expected in alone.items():
+            torch.testing.assert_close(
+                first[name], expected, rtol=2e-4, atol=2e-5, msg=lambda m, n=name, mode=mode: f"{mode} {n}: {m}"
+            )
+            assert torch.equal(first[name], second[name]), f"{mode} {name}"
