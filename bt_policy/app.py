@@ -156,8 +156,13 @@ def build_policy(cfg: DictConfig, levels: list[int], world: World) -> VLMPolicy:
 
 def _teachers(cfg: DictConfig) -> dict[str, str | None]:
     """Adapter name -> folder of every teacher: one for all subjects, or one a subject."""
-    named = {f"teacher.{subject}": folder for subject, folder in cfg.model.teachers.items()}
+    named = {_teacher_of(subject): folder for subject, folder in cfg.model.teachers.items()}
     return {"teacher": cfg.model.teacher, **named} if cfg.model.teacher is not None else named
+
+
+def _teacher_of(subject: str) -> str:
+    """The name that a subject's teacher has among the model's adapters; PyTorch allows no dot in it."""
+    return f"teacher_{subject}".replace(".", "_")
 
 
 class Teachers(Mapping[str, Policy]):
@@ -168,9 +173,11 @@ class Teachers(Mapping[str, Policy]):
         self._found: dict[str, Policy] = {}
 
     def __getitem__(self, subject: str) -> Policy:
-        name = f"teacher.{subject}" if f"teacher.{subject}" in self._names else "teacher"
+        name = _teacher_of(subject) if _teacher_of(subject) in self._names else "teacher"
         if name not in self._names:
-            raise UserError(f"No teacher for {subject!r}: give model.teacher=ADAPTER (or base), or model.teachers.{subject}=ADAPTER.")
+            raise UserError(
+                f"No teacher for {subject!r}: give model.teacher=ADAPTER (or base), or model.teachers.{subject}=ADAPTER."
+            )
         return self._found.setdefault(name, self._policy.frozen(name))
 
     def __iter__(self) -> Iterator[str]:
