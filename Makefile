@@ -7,7 +7,7 @@ EXTRAS := test,env,slurm
 SEEDS ?= 0,1,2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format experiments bench clean
+.PHONY: help install demo test test-slow lint format experiments tiny bench clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: $(STAMP) ## let ruff rewrite the files
 
 experiments: $(STAMP) ## the four experiments of the simulator, every arm, SEEDS=0,1,2
 	@for name in single cold weak multi; do $(BIN)/python -m rlsim experiment=$$name seed=$(SEEDS) || exit 1; done
+
+tiny: $(STAMP) ## make the shipped tiny vision-language model again (bt_policy/tiny/; some 10 minutes)
+	@$(BIN)/python -m bt_policy.tiny.make
 
 bench: $(STAMP) ## the benchmarks; they print ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

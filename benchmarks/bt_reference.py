@@ -1,4 +1,4 @@
-"""Our SFT and PPO updates beside the earlier trainer's loop, written anew from its description: 20 of each on the tiny model.
+"""20 SFT and 20 PPO updates of the tiny model beside the earlier trainer's loop, written anew from its description.
 
 Its faults do not act here: every micro-batch has equally many rows and every accumulation window is full. Then losses,
 gradient norms, the final adapter and the statistics must agree; what is printed is the largest difference.
@@ -60,7 +60,9 @@ class Lines:
 def plain_forward(model: Any, encoder: Encoder, some: Sequence[Row], answers_NA: Tensor) -> Tensor:
     """(N, A) log-probs of the answers by the model's own forward on right-padded rows, pictures and all."""
     pixels, grids = zip(*(encoder.pixels(row.frame) for row in some), strict=True)
-    prompts = [encoder.encode(row.name, row.memory, tuple(grid[0].tolist())) for row, grid in zip(some, grids, strict=True)]
+    prompts = [
+        encoder.encode(row.name, row.memory, tuple(grid[0].tolist())) for row, grid in zip(some, grids, strict=True)
+    ]
     sequences = [torch.cat([p.ids_P, a]) for p, a in zip(prompts, answers_NA, strict=True)]
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=encoder.pad_id)
     lengths = torch.tensor([len(s) for s in sequences])
@@ -142,7 +144,9 @@ def fresh() -> tuple[Any, Encoder]:
 def ours(adapter: Path) -> VLMPolicy:
     """Our policy continuing the adapter."""
     base, encoder = fresh()
-    model = adapters.attach(base, adapter=adapter, others={}, seed=0, r=8, alpha=16, dropout=0.0, modules=adapters.MODULES)
+    model = adapters.attach(
+        base, adapter=adapter, others={}, seed=0, r=8, alpha=16, dropout=0.0, modules=adapters.MODULES
+    )
     return VLMPolicy(model, encoder, [4, 4, 4])
 
 
@@ -157,23 +161,34 @@ def train(policy: VLMPolicy, some: Sequence[Row], method: Any) -> tuple[list[dic
     """Our trainer's lines and report."""
     lines = Lines()
     context = Context(
-        policy, RowsTask(some, [], policy.encoder, seed=0), World(), steps=UPDATES, eval_every=10**9, log_every=1, recorder=lines
+        policy,
+        RowsTask(some, [], policy.encoder, seed=0),
+        World(),
+        steps=UPDATES,
+        eval_every=10**9,
+        log_every=1,
+        recorder=lines,
     )
     context.reference = lambda: policy.frozen("base")
     method.train(context)
-    return [{name.removeprefix("train/"): value for name, value in line.items()} for line in lines.found], context.report
+    return [
+        {name.removeprefix("train/"): value for name, value in line.items()} for line in lines.found
+    ], context.report
 
 
-def compare(name: str, mine: list[dict[str, float]], other: list[dict[str, float]], policy: VLMPolicy, model: Any) -> bool:
+def compare(
+    name: str, mine: list[dict[str, float]], other: list[dict[str, float]], policy: VLMPolicy, model: Any
+) -> bool:
     """Print the largest differences; True where all are within the tolerance."""
     weights = {adapters.file_name(n): p for n, p in model.named_parameters() if p.requires_grad}
     differences = {
-        key: max(abs(a[key] - b[key]) / max(1e-3, abs(b[key])) for a, b in zip(mine, other, strict=True)) for key in ("loss", "grad_norm")
+        key: max(abs(a[key] - b[key]) / max(1e-3, abs(b[key])) for a, b in zip(mine, other, strict=True))
+        for key in ("loss", "grad_norm")
     }
-    moved = max(float((tensor - weights[n]).abs().max()) for n, tensor in policy.state().items())
+    moved = max(float((tensor - weights[n].detach()).abs().max()) for n, tensor in policy.state().items())
     differences["adapter"] = moved / (LR * UPDATES)
     for key, value in differences.items():
-        print(f"{name:4} {key:10} largest relative difference over {UPDATES} updates {value:.2e} (bound {TOLERANCE[key]:.0e})")
+        print(f"{name:4} {key:10} largest relative gap in {UPDATES} updates {value:.2e} (bound {TOLERANCE[key]:.0e})")
     return all(value <= TOLERANCE[key] for key, value in differences.items())
 
 
@@ -200,14 +215,15 @@ def run_ppo(adapter: Path, some: Sequence[Row]) -> bool:
     by_line = {row.line: i for i, row in enumerate(some)}
     batch = RowsTask(some, [], policy.encoder, seed=0).batch(0, len(some))
     epochs = [
-        [[by_line[line] for line in part.row_ids] for part in minibatches(batch.rows, ROWS, 0, 0, epoch)] for epoch in range(2)
+        [[by_line[line] for line in part.row_ids] for part in minibatches(batch.rows, ROWS, 0, 0, epoch)]
+        for epoch in range(2)
     ]
     model, encoder = theirs(adapter)
     other, stats = reference_ppo(model, encoder, some, epochs)
     last = report["rounds"][-1]["epochs"][-1]
     found = {"pg_loss": last["pg_loss"], "kl": last["kl"] * 3, "clip_frac": last["ratio_outside"]}
     gaps = {key: abs(found[key] - value) / max(1e-3, abs(value)) for key, value in stats.items()}
-    for key, gap in gaps.items():
+    for key in gaps:
         print(f"ppo  {key:10} {found[key]:+.5f} beside {stats[key]:+.5f}")
     return compare("ppo", mine, other, policy, model) and max(gaps.values()) <= TOLERANCE["stats"]
 
@@ -217,7 +233,10 @@ def main() -> None:
     torch.set_num_threads(1)
     supervised = rows.read(TINY / "rollouts" / "valid.jsonl", levels=[4, 4, 4])[0]
     recorded = rows.read(TINY / "rollouts" / "train.jsonl", levels=[4, 4, 4])[0]
-    checks: list[tuple[Callable[[Path, Sequence[Row]], bool], Sequence[Row]]] = [(run_sft, supervised), (run_ppo, recorded)]
+    checks: list[tuple[Callable[[Path, Sequence[Row]], bool], Sequence[Row]]] = [
+        (run_sft, supervised),
+        (run_ppo, recorded),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         ours(TINY / "adapter").save(Path(folder) / "start")
         agreed = [check(Path(folder) / "start", some) for check, some in checks]

@@ -37,13 +37,15 @@ def attach(
     dropout: float,
     modules: str | Sequence[str],
 ) -> PeftModel:
-    """`base` with a live adapter "default" (new, or continued from a folder), the `others` and an empty slot "start"."""
+    """`base` with a live adapter "default" (new, or a folder's), the `others` and an empty slot "start"."""
     base.requires_grad_(False)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that will change
         torch.manual_seed(stream(seed, "lora"))
         if adapter is None:
-            fresh = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, task_type="CAUSAL_LM", target_modules=modules)
+            fresh = LoraConfig(
+                r=r, lora_alpha=alpha, lora_dropout=dropout, task_type="CAUSAL_LM", target_modules=modules
+            )
             model = get_peft_model(base, fresh)
         else:
             check_folder(adapter, base)
@@ -62,14 +64,16 @@ def check_folder(folder: Path, base: Any) -> None:
         raise UserError(f"{folder} is not an adapter: it needs {CONFIG} and {WEIGHTS}.")
     modules = dict(base.named_modules())
     with safe_open(folder / WEIGHTS, framework="pt") as file:
-        for key in file.keys():
+        names = list(file.keys())
+        for key in names:
             if not key.endswith("lora_A.weight"):
                 continue
             module = modules.get(key.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
             if module is None or module.weight.shape[1] != file.get_slice(key).get_shape()[1]:
                 wanted = PeftConfig.from_pretrained(folder).base_model_name_or_path
                 raise UserError(
-                    f"The adapter {folder} does not fit the model (first at {key}); it was made for {wanted}: choose that with model=."
+                    f"The adapter {folder} does not fit the model (first at {key}); "
+                    f"it was made for {wanted}: choose that with model=."
                 )
 
 
@@ -96,7 +100,9 @@ def file_name(parameter: str) -> str:
 def write(directory: Path, model: Any, state: Mapping[str, Tensor]) -> None:
     """The adapter's weights and configuration in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, directory / WEIGHTS, metadata={"format": "pt"}
+    )
     settings = model.peft_config["default"]
     was, settings.inference_mode = settings.inference_mode, True
     settings.save_pretrained(directory)

@@ -1,8 +1,8 @@
 """From prompts to tensors: chat template, tokens, M-RoPE positions and pixels, each computed once per distinct input.
 
-A sequence is the rendered chat template with its one `<|image_pad|>` repeated for every token of the frame, followed by the
-code's digits and `<|im_end|>`. Digits are one token each. Equal to what Qwen's own processor returns (tested), without its
-need for torchvision and for a video processor.
+A sequence is the rendered chat template with its one `<|image_pad|>` repeated for every token of the frame, followed
+by the code's digits and `<|im_end|>`. Digits are one token each. Equal to what Qwen's own processor returns (tested),
+without its need for torchvision and for a video processor.
 """
 
 from __future__ import annotations
@@ -125,13 +125,17 @@ class Encoder:
     def _single(self, text: str) -> int:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         if len(ids) != 1:
-            raise UserError(f"The tokenizer writes {text!r} with {len(ids)} tokens; a behaviour code needs one token per digit.")
+            raise UserError(
+                f"The tokenizer writes {text!r} with {len(ids)} tokens; a behaviour code needs one token per digit."
+            )
         return ids[0]
 
     def text(self, name: str, memory: Memory) -> str:
         """The rendered chat template, thinking off, up to where the code begins."""
         turn = user_turn(self.prompt(name, memory))
-        return self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+        return self.tokenizer.apply_chat_template(
+            turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
 
     def pixels(self, frame: Frame) -> tuple[Tensor, Tensor]:
         """(patches, 3 * temporal * patch^2) float32 pixel values and the (1, 3) grid of one frame."""
@@ -145,7 +149,9 @@ class Encoder:
     def _encode(self, name: str, memory: Memory, grid: tuple[int, int, int]) -> Encoded:
         ids = self.tokenizer.encode(self.text(name, memory), add_special_tokens=False)
         if ids.count(self._image_id) != 1:
-            raise UserError(f"The prompt for {name!r} holds {ids.count(self._image_id)} image tokens where one is needed.")
+            raise UserError(
+                f"The prompt for {name!r} holds {ids.count(self._image_id)} image tokens where one is needed."
+            )
         at = ids.index(self._image_id)
         tokens = grid[0] * grid[1] * grid[2] // self._merge**2
         ids_P = torch.tensor(ids[:at] + [self._image_id] * tokens + ids[at + 1 :])

@@ -17,6 +17,7 @@ from common.errors import UserError
 
 log = logging.getLogger(__name__)
 
+
 def load(
     path: str, *, dtype: str, device: torch.device, attention: str = "sdpa", kernels: bool = False, images: str = "pil"
 ) -> tuple[Any, Any, Any]:
@@ -38,13 +39,13 @@ def load(
         if Path(where).is_dir() and (Path(where) / "config.json").is_file():
             raise UserError(f"The model in {where} cannot be loaded: {error}.") from error
         raise UserError(
-            f"model.path={path} has no weights: there is no such folder in {Path.cwd()}, and the hub (or its cache) does not give "
-            f"it either; download the model and set model.path=FOLDER."
+            f"model.path={path} has no weights: there is no such folder in {Path.cwd()}, and the hub or its cache has "
+            f"none either; download the model and set model.path=FOLDER."
         ) from error
 
 
 def _image_processor(where: str, images: str) -> Any:
-    """PIL reads pictures alike everywhere; "auto" takes torchvision where it is installed (pixels differ by up to 0.008)."""
+    """PIL reads pictures alike everywhere; "auto" takes torchvision where installed (pixels differ by <= 0.008)."""
     if images == "auto" and importlib.util.find_spec("torchvision") is not None:
         from transformers import AutoImageProcessor
 

@@ -1,8 +1,9 @@
 """Checking pictures before a model is loaded: header and size first, then each distinct content decoded once.
 
 What is accepted is read as `Image.open(path).convert("RGB")` reads it: palette, grey, alpha (dropped), CMYK. The EXIF
-orientation is not applied (pixels as stored) and said so once. Refused are missing, empty and unreadable files, pictures
-cut off in the middle, more than `max_pixels`, and 16-bit grey ones, whose range that conversion would clip to white.
+orientation is not applied (pixels as stored) and said so once. Refused are missing, empty and unreadable files,
+pictures cut off in the middle, more than `max_pixels`, and 16-bit grey ones, whose range that conversion would clip
+to white.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ MOST_DECISIONS = 6
 def prompts_of(rooms: Sequence[Room]) -> Prompts:
     """What each room asks now, to be answered with legal digits."""
     n = len(rooms)
-    return Prompts([from_array(r.frame) for r in rooms], [r.name for r in rooms], [None] * n, torch.ones(n, dtype=torch.bool))
+    return Prompts(
+        [from_array(r.frame) for r in rooms], [r.name for r in rooms], [None] * n, torch.ones(n, dtype=torch.bool)
+    )
 
 
 def success(policy: Policy, level: str, seeds: Sequence[int], code_of: Callable[[Sequence[int]], str]) -> list[bool]:

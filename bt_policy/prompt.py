@@ -1,8 +1,9 @@
 """The text beside the frame: a template from the configuration, or a function of the user's own.
 
-`bt_prompt(name, memory)` renders `prompt.template` with the target's name and, where a row carries memory (two strings of
-0 and 1), appends `prompt.memory`. A user's function of the same signature replaces it: `prompt.function=package.module.name`.
-It is resolved when a run starts, so that a wrong name fails at once, and called only when a row is read.
+`bt_prompt(name, memory)` renders `prompt.template` with the target's name and, where a row carries memory (two
+strings of 0 and 1), appends `prompt.memory`. A user's function of the same signature replaces it:
+`prompt.function=package.module.name`. It is resolved when a run starts, so that a wrong name fails at once, and
+called only when a row is read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MEMORY = " Memory: {0} {1}."
 
 
 def bt_prompt(name: str, memory: Memory = None, *, template: str = TEMPLATE, memory_template: str = MEMORY) -> str:
-    """The prompt of one decision: `template` with {name}, then `memory_template` with {0} and {1} where there is memory."""
+    """The prompt of one decision: `template` with {name}, and `memory_template` with {0}, {1} where there is memory."""
     text = template.format(name=name)
     return text if memory is None else text + memory_template.format(*memory)
 
@@ -47,10 +48,13 @@ def resolve(path: str) -> PromptFunction:
         found: Any = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"prompt.function={path} cannot be imported ({error}); give module.function and put the module's folder on PYTHONPATH."
+            f"prompt.function={path} cannot be imported ({error}); "
+            f"give module.function and put the module's folder on PYTHONPATH."
         ) from error
     if not callable(found):
-        raise UserError(f"prompt.function={path} is not a function; it must take (name, memory) and return the prompt's text.")
+        raise UserError(
+            f"prompt.function={path} is not a function; it must take (name, memory) and return the prompt's text."
+        )
     return found
 
 
@@ -66,4 +70,6 @@ def _check_fields(where: str, template: str, allowed: set[str]) -> None:
         raise UserError(f"{where}={template!r} is not a valid template: {error}.") from error
     if not fields <= allowed:
         wanted = ", ".join(f"{{{field}}}" for field in sorted(allowed))
-        raise UserError(f"{where}={template!r} uses fields other than {wanted}; double a brace that is meant literally.")
+        raise UserError(
+            f"{where}={template!r} uses fields other than {wanted}; double a brace that is meant literally."
+        )

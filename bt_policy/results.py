@@ -29,7 +29,9 @@ def check_out(out: Path, directory: Path) -> None:
     """Refuse an `out` that holds files of another run; anything else in it (train.jsonl, ...) is left alone."""
     found = [name for name in OURS if (out / name).exists()]
     if found and _mark(out).get("directory") != str(directory.resolve()):
-        raise UserError(f"out={out} already holds {', '.join(found)} of another run; choose another directory or remove them.")
+        raise UserError(
+            f"out={out} already holds {', '.join(found)} of another run; choose another directory or remove them."
+        )
 
 
 def claim(out: Path, directory: Path, method: str) -> None:
@@ -38,7 +40,7 @@ def claim(out: Path, directory: Path, method: str) -> None:
 
 
 def optimizer_beside(adapter: Path | None, method: str) -> Path | None:
-    """The optimizer to continue: optimizer.pt beside the adapter, if the same method wrote it (unmarked ones are PPO's)."""
+    """optimizer.pt beside the adapter, if the same method wrote it (an unmarked one is PPO's); None to start afresh."""
     if adapter is None or not (adapter / OPTIMIZER).is_file() or method in FRESH:
         return None
     wrote = _mark(adapter).get("method", "ppo")
@@ -52,8 +54,10 @@ def _mark(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def write(directory: Path, out: Path | None, result: Mapping[str, Any], method: str, digits: int, valid_rows: int) -> dict[str, Any]:
-    """Write the figures into the run's directory and everything into `out`; returns stats.json's content ({} without one)."""
+def write(
+    directory: Path, out: Path | None, result: Mapping[str, Any], method: str, digits: int, valid_rows: int
+) -> dict[str, Any]:
+    """Write the figures into the run's directory and everything into `out`; returns stats.json's content."""
     figures: dict[str, dict[str, Any]] = {}
     if "code" in result["final"]:
         figures[VALID] = valid(result, valid_rows)
@@ -92,7 +96,7 @@ def valid(result: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def stats(result: Mapping[str, Any], digits: int) -> dict[str, Any]:
-    """stats.json: the reference's keys with their old meaning (last epoch), pooled over ranks; then what it did not have."""
+    """stats.json: the reference's keys with their old meaning, pooled over ranks; then what it did not have."""
     round_ = result["rounds"][-1]
     epochs = [_epoch(metrics, digits) for metrics in round_["epochs"]]
     last = round_["epochs"][-1] if round_["epochs"] else {}
@@ -122,4 +126,3 @@ def _epoch(metrics: Mapping[str, float], digits: int) -> dict[str, float]:
     found = {new: metrics[old] for old, new in names.items() if old in metrics}
     found |= {f"{name}_per_answer": metrics[name] * digits for name in ("kl", "approx_kl") if name in metrics}
     return found
-

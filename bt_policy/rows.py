@@ -121,7 +121,7 @@ def _summary(problems: Sequence[Problem]) -> str:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Numbered lines that are not blank. A BOM and CRLF are no part of them; bytes that are not UTF-8 are kept as marks."""
+    """Numbered lines that are not blank, without BOM and CRLF; bytes that are not UTF-8 are kept as marks."""
     if not path.is_file():
         raise UserError(f"data file {path} does not exist.")
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
@@ -212,7 +212,9 @@ def _logps(value: Any, digits: int) -> tuple[float, ...] | float:
 
 
 def _memory(value: Any) -> tuple[str, str]:
-    fits = isinstance(value, list) and len(value) == 2 and all(isinstance(s, str) and set(s) <= {"0", "1"} for s in value)
+    fits = (
+        isinstance(value, list) and len(value) == 2 and all(isinstance(s, str) and set(s) <= {"0", "1"} for s in value)
+    )
     if not fits:
         raise ValueError(f"must be two strings of 0 and 1, not {value!r}")
     return value[0], value[1]

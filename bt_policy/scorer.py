@@ -19,7 +19,7 @@ Grid = tuple[int, int, int]
 
 
 class Scorer(nn.Module):
-    """A Qwen3.5 with LoRA inside. The head is applied to the gathered positions only: `logits_to_keep`, a row at a time."""
+    """A Qwen3.5 with LoRA inside. The head is applied to the gathered positions of each row only."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Scorer(nn.Module):
 
     @property
     def base(self) -> Any:
-        """The `Qwen3_5ForConditionalGeneration` itself, its linear layers replaced by LoRA layers where it has an adapter."""
+        """The `Qwen3_5ForConditionalGeneration` itself; with an adapter its linear layers are LoRA layers."""
         return self.peft.get_base_model() if hasattr(self.peft, "get_base_model") else self.peft
 
     def forward(
@@ -53,10 +53,11 @@ class Scorer(nn.Module):
 
 
 class Vision:
-    """Frame features, each distinct frame computed once and kept while `budget` bytes last (least recently used go first).
+    """Frame features: each distinct frame computed once, kept while `budget` bytes last (least recently used go first).
 
-    The tower is frozen and carries no LoRA, so the features belong to the frame alone. Frames are encoded one at a time:
-    their bits then do not depend on which other frames happened to be missing, and a resumed run repeats them exactly.
+    The tower is frozen and carries no LoRA, so the features belong to the frame alone. Frames are encoded one at a
+    time: their bits then do not depend on which other frames happened to be missing, and a resumed run repeats them
+    exactly.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Vision:
         budget: int,
         readers: int = 0,
     ) -> None:
-        """`readers`: threads that open and scale the pictures of a batch (0: none), so that a GPU does not wait for them."""
+        """`readers`: threads that open and scale the pictures of a batch (0: none): a GPU should not wait for them."""
         self._tower, self._encoder, self._autocast, self._budget = tower, encoder, autocast, budget
         self._readers = ThreadPoolExecutor(readers) if readers else None
         self._pixels: dict[str, tuple[Tensor, Tensor]] = {}  # read ahead, until they are encoded

@@ -1,7 +1,7 @@
 """Rows of a file as a `Task`: recorded experience, or prompts whose codes a policy's own samples are verified against.
 
-With advantages in the rows the task is offline: an epoch is one pass in an order drawn from (seed, epoch), and PPO learns from
-the rows as they are. Without, RLVR, OPD and MOPD sample codes and compare them with the row's.
+With advantages in the rows the task is offline: an epoch is one pass in an order drawn from (seed, epoch), and PPO
+learns from the rows as they are. Without, RLVR, OPD and MOPD sample codes and compare them with the row's.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class RowsTask:
         reward: str = "exact",
         eval_rows: int = 64,
     ) -> None:
-        """reward: "exact" (1 where the whole code is right) or "digits" (the share of right digits). eval_rows: a forward."""
+        """reward: "exact" (1: the whole code is right) or "digits" (the share of right ones)."""
         self.train, self.valid, self.encoder, self.seed = list(train), list(valid), encoder, seed
         self.world, self.reward, self.eval_rows = world or World(), reward, eval_rows
         self.subjects = sorted({row.subject for row in self.train})
         self.size: int | None = len(self.train)
         with_adv = sum(row.adv is not None for row in self.train)
         if 0 < with_adv < len(self.train):
-            raise UserError(f"{len(self.train) - with_adv} of {len(self.train)} training rows have no adv; all or none must have it.")
+            raise UserError(
+                f"{len(self.train) - with_adv} of {len(self.train)} training rows have no adv; "
+                "all or none must have it."
+            )
         self.offline = with_adv > 0
         self.temperature = _temperature(self.train) if self.offline else 1.0
 
@@ -92,7 +95,9 @@ class RowsTask:
         values = [row.logps if per_token or not isinstance(row.logps, tuple) else sum(row.logps) for row in rows]
         return torch.tensor(values, dtype=torch.float32, device=self.world.device)
 
-    def experience(self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor) -> Experience:
+    def experience(
+        self, policy: Policy, batch: Batch, group: int, *, temperature: float, uniforms_NA: Tensor
+    ) -> Experience:
         """Each rank samples its share; the rows of all ranks come back, judged against the rows' codes."""
         asked = batch.prompts.masked()
         sample = sample_sharded(policy, asked, group, temperature, uniforms_NA, self.world)
@@ -147,5 +152,8 @@ def prompts(rows: Sequence[Row]) -> Prompts:
 def _temperature(rows: Sequence[Row]) -> float:
     found = {1.0 if row.temperature is None else row.temperature for row in rows}
     if len(found) > 1:
-        raise UserError(f"the training rows were sampled at temperatures {sorted(found)}; put each temperature in a file of its own.")
+        raise UserError(
+            f"the training rows were sampled at temperatures {sorted(found)}; "
+            "put each temperature in a file of its own."
+        )
     return found.pop()

@@ -81,7 +81,7 @@ class VLMPolicy:
     # -- scoring ---------------------------------------------------------------------------------------------------
 
     def answer_logits(self, prompts: Prompts, answers_NA: Tensor, *, group: int = 1) -> Tensor:
-        """(N, A, V) logits predicting each answer token; A may be one more than `answer_len`: then `<|im_end|>` is scored."""
+        """(N, A, V) logits predicting each answer token; where A is `answer_len` + 1, `<|im_end|>` is scored too."""
         self._train(torch.is_grad_enabled())
         self._probe = (prompts[torch.arange(1)], answers_NA[:1])
         encoded, features = self._prepare(prompts, group)
@@ -106,7 +106,9 @@ class VLMPolicy:
         if not legal_N.any():
             return logits_NAV
         if self._legal_AV is None:
-            self._legal_AV = torch.zeros(self.answer_len + 1, logits_NAV.shape[-1], dtype=torch.bool, device=self.device)
+            self._legal_AV = torch.zeros(
+                self.answer_len + 1, logits_NAV.shape[-1], dtype=torch.bool, device=self.device
+            )
             for position, level in enumerate(self.levels):
                 self._legal_AV[position, self.encoder.digit_ids[:level]] = True
             self._legal_AV[self.answer_len, self.encoder.end_id] = True
@@ -119,7 +121,7 @@ class VLMPolicy:
     def sample(
         self, prompts: Prompts, group: int = 1, *, temperature: float = 1.0, uniforms_NA: Tensor | None = None
     ) -> Sample:
-        """Write `group` codes to each prompt. Only legal digits are written: a free policy soon writes `<|image_pad|>`."""
+        """Write `group` codes to each prompt, in legal digits only: a free policy soon writes `<|image_pad|>`."""
         self._train(False)
         parts = []
         for start in range(0, len(prompts), self.sample_rows):
@@ -130,7 +132,9 @@ class VLMPolicy:
         answers_NA, logps_NA = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
         return Sample(answers_NA, logps_NA, torch.ones_like(answers_NA, dtype=torch.bool))
 
-    def _sample(self, prompts: Prompts, group: int, temperature: float, uniforms_NA: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _sample(
+        self, prompts: Prompts, group: int, temperature: float, uniforms_NA: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         first_D, which_B = prompts.distinct()  # episodes of one start meet the same prompt: it is read once
         encoded, features = self._prepare(prompts[first_D], 1)
         batch = self.encoder.pad(encoded, "left")
@@ -142,7 +146,10 @@ class VLMPolicy:
         if len(rows) > len(encoded):
             cache.reorder_cache(rows)
         logits_NV, mask_NT = logits_NV[rows], batch.mask_BP.to(self.device)[rows]
-        next_N, zero_N1 = batch.next_B.to(self.device)[rows], torch.zeros(len(rows), 1, dtype=torch.long, device=self.device)
+        next_N, zero_N1 = (
+            batch.next_B.to(self.device)[rows],
+            torch.zeros(len(rows), 1, dtype=torch.long, device=self.device),
+        )
         everywhere = torch.ones(len(rows), dtype=torch.bool, device=self.device)
         answers, logps = [], []
         for position in range(self.answer_len):
@@ -192,8 +199,10 @@ class VLMPolicy:
     def assert_trainable(self) -> None:
         """The live adapter, all of it and nothing else, is what an optimizer may change."""
         now = {name for name, p in self.scorer.named_parameters() if p.requires_grad}
-        assert now == self._trainable and now, "the trainable set changed with an adapter switch"
-        assert all("lora_" in name and f".{LIVE}." in name for name in now), "something other than the live adapter is trainable"
+        assert now == self._trainable, "the trainable set changed with an adapter switch"
+        strangers = [name for name in now if "lora_" not in name or f".{LIVE}." not in name]
+        assert now, "nothing is trainable"
+        assert not strangers, "something other than the live adapter is trainable"
 
     # -- what a trainer needs ----------------------------------------------------------------------------------------
 
@@ -214,7 +223,9 @@ class VLMPolicy:
         """The inverse of `state`."""
         own = dict(self.trainable())
         if own.keys() != state.keys():
-            raise UserError("The saved adapter has other modules than this one: its LoRA configuration or its base differs.")
+            raise UserError(
+                "The saved adapter has other modules than this one: its LoRA configuration or its base differs."
+            )
         for name, parameter in own.items():
             parallel.assign(parameter, state[name])
 

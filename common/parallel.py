@@ -1,7 +1,7 @@
 """Wrapping a module for several ranks: DDP or FSDP2, and the two things a policy does with what it wrapped.
 
-Both average gradients over ranks, and both make every rank call the same number of forwards. A frozen part may be left out
-of the sharding (`ignored`): it can then be called by itself, outside the wrapped module's forward.
+Both average gradients over ranks, and both make every rank call the same number of forwards. A frozen part may be
+left out of the sharding (`ignored`): it can then be called by itself, outside the wrapped module's forward.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import World
 
+
 def wrap(
     module: nn.Module, world: World, *, blocks: Iterable[nn.Module] = (), ignored: Iterable[nn.Parameter] = ()
 ) -> nn.Module:
-    """`module` as `world.mode` asks. `blocks` are gathered one at a time under FSDP; `ignored` stay whole on every rank."""
+    """`module` as `world.mode` asks. FSDP gathers `blocks` one at a time; `ignored` stay whole on every rank."""
     if world.mode == "single":
         return module
     if world.mode == "ddp":
         devices = [world.device] if world.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
     mesh, whole = init_device_mesh(world.device.type, (world.size,)), set(ignored)
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -43,7 +46,7 @@ def accumulate(wrapped: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 def inner(wrapped: nn.Module) -> nn.Module:
-    """What to call without gradient: DDP's own forward would only add communication; FSDP's is needed to gather shards."""
+    """What to call without gradient: DDP's own forward only adds communication, FSDP's gathers the shards."""
     return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
 

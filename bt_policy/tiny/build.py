@@ -17,11 +17,20 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 PLAIN = ["<think>", "</think>"]
 
-# A user turn with one picture and the generation prompt, as Qwen renders them, without the line breaks: with the 49 tokens
-# of a frame a sequence then fits into 64 tokens, the gated delta net's chunk, and a forward takes half the time.
+# A user turn with one picture and the generation prompt, as Qwen renders them, without the line breaks: with the 49
+# tokens of a frame a sequence then fits into 64 tokens, the gated delta net's chunk, and a forward takes half the
+# time.
 CHAT_TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}\
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
@@ -127,7 +136,9 @@ def model(settings: Qwen3_5Config, seed: int = 0) -> Qwen3_5ForConditionalGenera
     return made.float().eval()
 
 
-def save(directory: Path, made: Qwen3_5ForConditionalGeneration, tokens: Qwen3_5Tokenizer, images: Qwen2VLImageProcessorPil) -> None:
+def save(
+    directory: Path, made: Qwen3_5ForConditionalGeneration, tokens: Qwen3_5Tokenizer, images: Qwen2VLImageProcessorPil
+) -> None:
     """One folder, laid out as a model from the hub."""
     made.save_pretrained(directory, safe_serialization=True)
     tokens.save_pretrained(directory)

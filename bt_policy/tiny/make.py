@@ -2,11 +2,12 @@
 
     python -m bt_policy.tiny.make        # some 8 minutes on one core; the same bits on the same machine
 
-base/      a Qwen3.5 of 0.4 M parameters trained on the expert's decisions in BabyAI's 6 x 6 room: first the vision tower
-           with linear heads that name what each cell holds, then the language model on the frozen frame features.
+base/      a Qwen3.5 of 0.4 M parameters trained on the expert's decisions in BabyAI's 6 x 6 room: first the vision
+           tower with linear heads that name what each cell holds, then the language model on the frozen frame
+           features.
 adapter/   LoRA on top, a short SFT on the 8 x 8 room: what bare `method=ppo` continues.
-rollouts/  rows that the adapter wrote in the 8 x 8 room, eight codes a decision, with their log-probs and advantages; and
-           validation rows with the expert's codes.
+rollouts/  rows that the adapter wrote in the 8 x 8 room, eight codes a decision, with their log-probs and advantages;
+           and validation rows with the expert's codes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import json
 import logging
 import random
 import shutil
-from contextlib import nullcontext
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def main() -> None:
 
 def parts() -> tuple[Encoder, Any]:
     """Tokenizer and random model."""
-    words = [f"user assistant Go to the {color} {kind}. Memory: 0 1.\n{color} {kind}" for color in COLORS for kind in KINDS]
+    words = [
+        f"user assistant Go to the {color} {kind}. Memory: 0 1.\n{color} {kind}" for color in COLORS for kind in KINDS
+    ]
     tokens = build.tokenizer(words * 4)
     base = build.model(build.config(tokens), SEED)
     base.model.language_model.embed_tokens.weight.data.mul_(3)
@@ -98,7 +101,7 @@ def see(base: Any, encoder: Encoder, decisions: Sequence[Decision], updates: int
 
 
 def write(base: Any, encoder: Encoder, decisions: Sequence[Decision], updates: int) -> None:
-    """All of the language model learns to write the expert's codes; the vision tower is frozen, its features computed once."""
+    """The language model learns to write the expert's codes; the vision tower is frozen, its features computed once."""
     base.model.visual.requires_grad_(False)
     scorer = Scorer(base)
     vision = Vision(base.model.visual, encoder, nullcontext, 1 << 31)
@@ -137,7 +140,9 @@ def _rows(decisions: Sequence[Decision]) -> list[Row]:
 def adapter(base: Any, encoder: Encoder) -> VLMPolicy:
     """A short SFT on the 8 x 8 room, saved to adapter/; success before and after is logged."""
     train = list(babyai.expert(babyai.ROOM_8, range(3_000_000, 3_000_000 + ADAPTER_ROWS // 4)))[:ADAPTER_ROWS]
-    model = adapters.attach(base, adapter=None, others={}, seed=SEED, r=8, alpha=16, dropout=0.0, modules=adapters.MODULES)
+    model = adapters.attach(
+        base, adapter=None, others={}, seed=SEED, r=8, alpha=16, dropout=0.0, modules=adapters.MODULES
+    )
     model.peft_config["default"].base_model_name_or_path = "qwen3_5_tiny"
     policy = VLMPolicy(model, encoder, babyai.LEVELS)
     seeds = range(babyai.HELD_OUT + 5000, babyai.HELD_OUT + 5128)
@@ -159,12 +164,19 @@ def rollouts(policy: VLMPolicy) -> None:
     order = torch.randperm(ROLLOUT_FRAMES * 4, generator=torch_rng(SEED, "rollouts"))[:ROLLOUT_FRAMES].tolist()
     pool = list(babyai.expert(babyai.ROOM_8, range(4_000_000, 4_000_000 + ROLLOUT_FRAMES)))
     asked = [pool[i] for i in order]
-    prompts = Prompts([from_array(d.frame) for d in asked], [d.name for d in asked], [None] * len(asked), torch.ones(len(asked)).bool())
+    prompts = Prompts(
+        [from_array(d.frame) for d in asked],
+        [d.name for d in asked],
+        [None] * len(asked),
+        torch.ones(len(asked)).bool(),
+    )
     noise = uniforms(SEED, "rollouts", 0, len(asked) * GROUP, policy.answer_len)
     sample = policy.sample(prompts, GROUP, uniforms_NA=noise)
     codes = [policy.encoder.code(ids) for ids in sample.answers_NA.tolist()]
     expert = [d.code for d in asked for _ in range(GROUP)]
-    rewards = torch.tensor([sum(a == b for a, b in zip(c, e, strict=True)) / len(e) for c, e in zip(codes, expert, strict=True)])
+    rewards = torch.tensor(
+        [sum(a == b for a, b in zip(c, e, strict=True)) / len(e) for c, e in zip(codes, expert, strict=True)]
+    )
     groups = torch.arange(len(asked)).repeat_interleave(GROUP)
     advantages = Advantage()(rewards, groups, sample.mask_NA, torch.ones(len(codes)))[:, 0]
     babyai.write_rows(target, "valid", babyai.expert(babyai.ROOM_8, range(babyai.HELD_OUT, 10**9)), VALID)

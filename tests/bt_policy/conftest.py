@@ -76,7 +76,7 @@ def make_policy(*, seed: int = 0, levels=(4, 4, 4), adapter=None, others=None, m
     return VLMPolicy(model, encoder, levels, **options)
 
 
-@pytest.fixture()
+@pytest.fixture
 def policy():
     """A fresh small policy."""
     return make_policy()

@@ -1,11 +1,12 @@
 """The accumulated gradient of one update, for any number of processes: run under torchrun it writes what it found.
 
-    python -m torch.distributed.run --nproc_per_node=2 tests/bt_policy/gradients.py ddp ROWS.jsonl OUT.safetensors
+python -m torch.distributed.run --nproc_per_node=2 tests/bt_policy/gradients.py ddp ROWS.jsonl OUT.safetensors
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bt_policy import rows as rows_module
 from bt_policy.task import RowsTask
 from common import parallel
+from common.aggregation import token_weights
 from common.distributed import World, close_world, open_world
 from common.kl import KL
 from common.objectives import PolicyGradient
@@ -26,14 +28,13 @@ from common.trainers.rlvr import policy_gradient_loss
 from common.trainers.rollout import scaled
 from common.trainers.scoring import score
 from common.trainers.sft import imitation_loss, reference_rows
-from common.aggregation import token_weights
 from tests.bt_policy.conftest import make_policy
 
 ROWS = 11  # not a multiple of what two ranks or micro-batches of 2 and 8 take: padding and short batches occur
 
 
 def found(world: World, rows_file: Path, micro_batches=(1, 2, 8), shuffled: bool = False) -> dict[str, Tensor]:
-    """"method/micro-batch/parameter" -> gradient, of SFT and of PPO."""
+    """ "method/micro-batch/parameter" -> gradient, of SFT and of PPO."""
     policy = make_policy(world=world)
     rows, _, _ = rows_module.read(rows_file, levels=(4, 4, 4))
     task = RowsTask(rows[:ROWS], [], policy.encoder, seed=0, world=world)
@@ -46,7 +47,7 @@ def found(world: World, rows_file: Path, micro_batches=(1, 2, 8), shuffled: bool
         loop = Loop(context, Optim(lr=1e-3, rows_per_update=ROWS, micro_batch=size))
         examples = reference_rows(batch).select(order)
         examples = examples.with_extras(scale_NA=token_weights(examples.mask_NA, examples.weights))
-        result |= _gradient(loop, examples, lambda micro: imitation_loss(context, micro), f"sft/{size}")
+        result |= _gradient(loop, examples, partial(imitation_loss, context), f"sft/{size}")
         before = messages.count
         result |= _gradient(loop, *_ppo(context, batch.rows.select(order)), f"ppo/{size}")
         assert messages.count - before <= 1, "gradients were synchronised before the last micro-batch"

@@ -17,7 +17,7 @@ from common.trainers.sft import SFT
 from tests.bt_policy.conftest import make_base, make_policy
 
 
-@pytest.fixture()
+@pytest.fixture
 def some_rows(rows_file):
     return rows.read(rows_file, levels=(4, 4, 4))[0][:6]
 

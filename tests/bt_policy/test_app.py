@@ -103,7 +103,13 @@ def test_a_loop_of_ppo_rounds_continues_adapter_and_optimizer(world, tmp_path, c
         out = tmp_path / f"ROUND_{number}"
         out.mkdir()
         (out / "train.jsonl").write_text("not ours")
-        ppo = ["method=ppo", f"model.adapter={adapter}", f"model.ref={tmp_path / 'SFT'}", f"out={out}", "data.valid=null"]
+        ppo = [
+            "method=ppo",
+            f"model.adapter={adapter}",
+            f"model.ref={tmp_path / 'SFT'}",
+            f"out={out}",
+            "data.valid=null",
+        ]
         go(tmp_path / f"run{number}", config(world, *ppo, rows="recorded"))
         adapter = out
         stats = json.loads((out / "stats.json").read_text())
@@ -131,7 +137,7 @@ def test_methods_that_sample_train_on_rows(world, tmp_path, method):
 
 def test_rows_of_another_model_are_refused_with_the_sentence_that_names_model(world, tmp_path):
     longer = make_rows(tmp_path, 3, digits=4)
-    with pytest.raises(UserError, match="name it, e.g. model=qwen3_5_9b") as error:
+    with pytest.raises(UserError, match=r"name it, e\.g\. model=qwen3_5_9b") as error:
         go(tmp_path / "run", config(world, "method=sft", f"data.train={longer}"))
     assert "4 digits where 3 are expected" in str(error.value)
 

@@ -1,8 +1,9 @@
 """The faults of the earlier trainer (reference notes), one test each, where no other file here proves their absence.
 
 Elsewhere: padding rows weigh zero, and communication on the last micro-batch only (test_invariance); resuming, the SFT
-optimizer, the continued optimizer (test_app, test_adapters); the saved adapter acts (test_adapters); a frame is opened and
-encoded once (test_vlm); clip fraction by the advantage's sign, one denominator, estimators of the KL (tests/common).
+optimizer, the continued optimizer (test_app, test_adapters); the saved adapter acts (test_adapters); a frame is
+opened and encoded once (test_vlm); clip fraction by the advantage's sign, one denominator, estimators of the KL
+(tests/common).
 """
 
 from __future__ import annotations
@@ -75,9 +76,22 @@ def test_the_samplers_log_probs_are_used_where_the_correction_is_on(tmp_path):
 
 def test_stats_keep_the_old_keys_and_pool_the_epochs_apart():
     epoch = {"pg_loss": 0.25, "kl": 0.01, "ratio_outside": 0.5, "clip_frac": 0.125, "entropy": 1.0}
-    round_ = {"rows": 64, "epochs": [{**epoch, "pg_loss": 9.0}, epoch], "mismatch/logp_gap": -0.1, "mismatch/logp_gap_abs": 0.2}
+    round_ = {
+        "rows": 64,
+        "epochs": [{**epoch, "pg_loss": 9.0}, epoch],
+        "mismatch/logp_gap": -0.1,
+        "mismatch/logp_gap_abs": 0.2,
+    }
     stats = results.stats({"rounds": [round_], "seconds": 12.4}, digits=3)
-    old = {"pg_loss": 0.25, "kl": 0.03, "clip_frac": 0.5, "logp_gap": -0.1, "logp_gap_abs": 0.2, "rows": 64, "train_s": 12}
+    old = {
+        "pg_loss": 0.25,
+        "kl": 0.03,
+        "clip_frac": 0.5,
+        "logp_gap": -0.1,
+        "logp_gap_abs": 0.2,
+        "rows": 64,
+        "train_s": 12,
+    }
     assert {name: stats[name] for name in old} == old
     assert [one["pg_loss"] for one in stats["epochs"]] == [9.0, 0.25]
     assert stats["epochs"][1]["clip_active"] == 0.125
@@ -104,7 +118,12 @@ def test_the_references_defaults_are_the_defaults_of_the_9b():
     assert (ppo.optim.lr, ppo.epochs, ppo.optim.schedule) == (3e-6, 2, "constant")
     assert (ppo.optim.micro_batch, ppo.optim.rows_per_update) == (16, 64), "16 a GPU, accumulation 2, 2 GPUs"
     objective = ppo.objective
-    assert (objective.clip_low, objective.clip_high, objective.ratio, objective.aggregate) == (0.2, 0.2, "sequence", "sequence_mean")
+    assert (objective.clip_low, objective.clip_high, objective.ratio, objective.aggregate) == (
+        0.2,
+        0.2,
+        "sequence",
+        "sequence_mean",
+    )
     assert (objective.kl.beta, objective.kl.estimator, objective.kl.placement, objective.kl.aggregate) == (
         0.02, "k3", "loss", "sequence_sum",
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The same rows give the same update: whatever the micro-batch, the order, the number of processes, DDP or FSDP2.
 
-What is compared is the accumulated gradient: Adam's first step is nearly its sign, which would hide or exaggerate errors.
+What is compared is the accumulated gradient: Adam's first step is nearly its sign, which would hide or exaggerate
+errors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _compare(found, expected):
     assert found.keys() == expected.keys()
     largest = {name.split("/")[0]: 0.0 for name in expected}
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=2e-6, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], tensor, atol=2e-6, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
         largest[name.split("/")[0]] = max(largest[name.split("/")[0]], float(tensor.abs().max()))
     assert min(largest.values()) > 1e-3, "gradients that vanish would agree with anything"
 

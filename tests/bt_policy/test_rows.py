@@ -14,7 +14,7 @@ from common.errors import UserError
 GOOD = {"image": "a.png", "name": "red ball", "code": "012"}
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path):
     _picture().save(tmp_path / "a.png")
     return tmp_path
@@ -65,7 +65,9 @@ def test_a_bad_field_is_named_with_file_line_field_and_reason(folder, case):
     assert str(problem).startswith(f"{folder / 'rows.jsonl'}:2: {field}: ")
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{", "is not JSON"), ("[1]", "is not a JSON object"), ("NaN", "is not a JSON")])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("{", "is not JSON"), ("[1]", "is not a JSON object"), ("NaN", "is not a JSON")]
+)
 def test_a_line_that_is_no_object_is_a_bad_row(folder, text, reason):
     ((line, field, why),) = _reasons(folder, text, GOOD)
     assert (line, field) == (1, "line")

@@ -64,7 +64,9 @@ METHODS = {
 def test_the_same_trainers_make_two_updates_in_both_worlds(tmp_path, world, method):
     context = world(tmp_path)
     subjects = context.task.subjects
-    context.teachers = {subject: context.policy.frozen("base" if world is vlm_context else "start") for subject in subjects}
+    context.teachers = {
+        subject: context.policy.frozen("base" if world is vlm_context else "start") for subject in subjects
+    }
     before = context.policy.state()
     METHODS[method]().train(context)
     after = context.policy.state()

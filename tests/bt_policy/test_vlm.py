@@ -35,7 +35,11 @@ def _plain(policy, row, end):
     types = (ids == base.config.image_token_id).int()
     with torch.no_grad():
         logits = base(
-            input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types, pixel_values=pixels, image_grid_thw=grid
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=types,
+            pixel_values=pixels,
+            image_grid_thw=grid,
         ).logits
     logps = logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
     return logps[-(len(row.code) + 1) :][: len(row.code) + end]
@@ -50,6 +54,25 @@ def test_log_probs_of_padded_rows_equal_the_plain_forward(policy, some_rows, end
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
 
 
+def test_tokens_and_pixels_equal_those_of_qwens_own_processor(policy, some_rows):
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    class WithoutVideo(Qwen3VLProcessor):
+        def __init__(self, image_processor, tokenizer, chat_template=None):
+            super().__init__(image_processor, tokenizer, None, chat_template=chat_template)
+
+    encoder = policy.encoder
+    processor = WithoutVideo(encoder.images, encoder.tokenizer, encoder.tokenizer.chat_template)
+    for row in some_rows:
+        text = encoder.text(row.name, row.memory)
+        made = processor(text=[text], images=[row.frame.image()], return_tensors="pt")
+        pixels, grid = encoder.pixels(row.frame)
+        encoded = encoder.encode(row.name, row.memory, tuple(grid[0].tolist()))
+        assert torch.equal(made["input_ids"][0], encoded.ids_P)
+        assert torch.equal(made["pixel_values"], pixels)
+        assert torch.equal(made["image_grid_thw"], grid)
+
+
 def test_log_probs_do_not_depend_on_the_batch(policy, some_rows):
     answers = _answers(policy, some_rows)
     with torch.no_grad():
@@ -57,7 +80,8 @@ def test_log_probs_do_not_depend_on_the_batch(policy, some_rows):
         order = torch.tensor([5, 0, 3])
         fewer = token_logps(policy.answer_logits(prompts(some_rows)[order], answers[order]), answers[order])
         grouped = token_logps(
-            policy.answer_logits(prompts(some_rows), answers.repeat_interleave(2, 0), group=2), answers.repeat_interleave(2, 0)
+            policy.answer_logits(prompts(some_rows), answers.repeat_interleave(2, 0), group=2),
+            answers.repeat_interleave(2, 0),
         )
     torch.testing.assert_close(fewer, together[order], atol=1e-5, rtol=0)
     torch.testing.assert_close(grouped[::2], together, atol=1e-5, rtol=0)
