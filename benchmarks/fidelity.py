@@ -48,6 +48,7 @@ from rlsim.pretrain import new_net
 from rlsim.problems import Format
 
 TOLERANCE = 1e-5
+MARK = "<!-- what follows is written by benchmarks/fidelity.py -->"
 FORM = Format(digits=3, pad_answers=True, stop_at_end=False)
 PARTS = {"self_attn.out_proj": "out", "linear1": "up", "linear2": "down", "norm1": "norm1", "norm2": "norm2"}
 
@@ -210,7 +211,7 @@ def main() -> int:
     parser.add_argument("--reference", type=Path, required=True, help="the reference script; its results lie beside it")
     parser.add_argument("--sweeps", type=Path, nargs="*", default=[], help="directories of finished experiments")
     parser.add_argument("--cache", type=Path, default=Path("outputs/cache"))
-    parser.add_argument("--write", type=Path, help="also write the tables to this file")
+    parser.add_argument("--write", type=Path, help="replace the tables in this file, below its mark")
     args = parser.parse_args()
     measured = steps(load_reference(args.reference))
     text = ["| step | our loss | difference of the loss | largest difference of a gradient |", "|---|---|---|---|"]
@@ -226,7 +227,8 @@ def main() -> int:
             text += ["", f"The weak teacher's own test accuracy: reference 0.747, ours {weak:.3f}."]
     print("\n".join(text))
     if args.write:
-        args.write.write_text("\n".join(text) + "\n", encoding="utf-8")
+        prose = args.write.read_text(encoding="utf-8").split(MARK)[0] if args.write.exists() else ""
+        args.write.write_text(f"{prose}{MARK}\n" + "\n".join(text) + "\n", encoding="utf-8")
     return 0 if good else 1
 
 
