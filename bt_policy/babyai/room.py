@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -27,6 +28,7 @@ DIGIT = {action: digit for digit, action in ENV_ACTION.items()}
 TILE = 16
 HELD_OUT = 1_000_000  # seeds of [0, HELD_OUT) are trained on, seeds from here on are evaluated
 ROOM_6, ROOM_8 = "BabyAI-GoToObjS6-v1", "BabyAI-GoToObj-v0"
+ROOM_10 = "BabyAI-GoToObj-v0?room_size=10"  # a level may have options of its class
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of the four directions, as minigrid counts them
 
 
@@ -51,7 +53,10 @@ def _picture(cells: bytes) -> Frame:
 
 
 class Room:
-    """One level; an episode at a time. `picture`, `name`, `cells` and `in_view` say what the agent sees now."""
+    """One level (its options behind a "?"); an episode at a time.
+
+    `picture`, `name`, `cells` and `in_view` say what the agent sees now.
+    """
 
     def __init__(self, level: str = ROOM_8) -> None:
         try:
@@ -60,8 +65,10 @@ class Room:
         except ImportError as error:
             raise UserError("BabyAI needs minigrid: pip install 'minigrid>=3.0' (the extra [env]).") from error
         try:
-            self.env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
-        except gymnasium.error.Error as error:
+            name, _, options = level.partition("?")
+            extra = {key: int(value) for key, value in parse_qsl(options, strict_parsing=bool(options))}
+            self.env: Any = gymnasium.make(name, disable_env_checker=True, **extra).unwrapped
+        except (gymnasium.error.Error, TypeError, ValueError) as error:
             raise UserError(f"data.levels: {level} is not a level of minigrid ({error}).") from None
         # A view costs more than the action before it: it is computed when somebody looks, and once for all who do.
         self.env.gen_obs, self.env.gen_obs_grid = dict, self._view

@@ -129,6 +129,14 @@ def test_the_experts_memory_says_which_of_its_decisions_moved_it(decisions):
     assert later.memory[0] == ("1" if "2" in later.prefix else "0")
 
 
+def test_a_level_may_be_given_another_size():
+    room = Room("BabyAI-GoToObj-v0?room_size=10")
+    room.reset(0)
+    assert room.env.grid.width == 10
+    with pytest.raises(UserError, match="is not a level"):
+        Room("BabyAI-GoToObj-v0?colour=3")
+
+
 def test_a_level_with_another_kind_of_mission_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="only levels whose mission is to go to an object"):
         Room("BabyAI-PickupLoc-v0").reset(0)
