@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
@@ -87,6 +88,7 @@ def worker(rank: int, ports: dict[str, int], directory: str) -> None:
         close_world()
 
 
+@pytest.mark.timeout(900)
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     ports = {}
     for mode in ("ddp", "fsdp"):
