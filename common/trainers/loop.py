@@ -95,8 +95,7 @@ class Loop:
     def rounds(self) -> Iterator[int]:
         """The numbers of the rollout rounds still to be made; each turn may call `update` any number of times.
 
-        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round),
-        then
+        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round); then
         `round_progress` returns to the weights of the checkpoint.
         """
         self._begin()
@@ -110,6 +109,17 @@ class Loop:
             self.round += 1
             self._after_round()
         self._end()
+
+    @property
+    def round_batch(self) -> int:
+        """The number by which this round asks the task for its batch.
+
+        A finite task counts batches, so that rounds follow each other through its rows. An endless one gets the updates
+        made when the round began, by which its curriculum goes.
+        """
+        if self.context.task.size is not None or self._round_start is None:
+            return self.round
+        return self._round_start[0]
 
     def round_progress(self) -> int:
         """Updates of this round already made (0 unless resumed inside it); call once the round's rows are scored."""

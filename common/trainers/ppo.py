@@ -62,7 +62,7 @@ class PPO:
         loop = Loop(context, optim)
         asked = None if context.task.offline else self.rows_per_round  # a recorded round is learned from whole
         for round_ in loop.rounds():
-            rows, sampled = sample_with_signal(context, round_, asked, self.sampling)
+            rows, sampled = sample_with_signal(context, loop.round_batch, asked, self.sampling)
             rows, mismatched = prepare(
                 context, rows, objective=self.objective, advantage=self.advantage, mismatch=self.mismatch,
                 reference=reference, micro_batch=self.optim.micro_batch, score_old=True,

@@ -201,6 +201,20 @@ def test_the_kl_is_measured_to_the_start_even_after_a_resume(tmp_path: Path) -> 
     assert resumed.recorder.lines[-1][1]["train/kl"] > 1e-4
 
 
+@pytest.mark.parametrize(("size", "asked"), [(None, [0, 4, 8]), (640, [0, 1, 2])])
+def test_a_curriculum_sees_the_updates_made_and_finite_data_the_rounds(size: int | None, asked: list[int]) -> None:
+    class Asked(CodeTask):
+        def batch(self, step: int, n: int, draw: int = 0) -> Batch:
+            seen.append(step)
+            return super().batch(step, n, draw)
+
+    seen: list[int] = []
+    task = Asked(partial=True)
+    task.size = size
+    PPO(optim(), GROUP, rows_per_round=64, epochs=2).train(context(task=task, steps=12))
+    assert seen == asked
+
+
 def test_dynamic_sampling_replaces_groups_without_signal_and_counts_its_draws() -> None:
     run = context(task=CodeTask(partial=False))
     plain, measured = sample_with_signal(run, 0, 64, Sampling(group=4))
