@@ -103,7 +103,7 @@ def steps(reference: ModuleType) -> list[tuple[str, float, float, float]]:
     def capture(opt: object, model: torch.nn.Module, loss: Tensor) -> None:
         model.zero_grad()
         loss.backward()
-        captured.update(loss=float(loss), grads={our_name(n): p.grad.clone() for n, p in model.named_parameters()})
+        captured.update(loss=loss.item(), grads={our_name(n): p.grad.clone() for n, p in model.named_parameters()})
 
     sequences = torch.cat([rows, written], 1)
     reference.update = capture

@@ -95,8 +95,8 @@ class Loop:
     def rounds(self) -> Iterator[int]:
         """The numbers of the rollout rounds still to be made; each turn may call `update` any number of times.
 
-        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round), then
-        `round_progress` returns to the weights of the checkpoint.
+        A resumed round is prepared again from the weights it began with (sampling is a function of seed and round).
+        Then `round_progress` returns to the weights of the checkpoint.
         """
         self._begin()
         limit = self.context.rounds
