@@ -103,7 +103,7 @@ def read_rows(cfg: DictConfig, directory: Path, world: World) -> tuple[list[Row]
 
 
 def _default_rows(cfg: DictConfig) -> tuple[Path, Path]:
-    """The rows of a run that names none: recorded ones where the method needs them, else the expert's, made on first use."""
+    """The rows of a run that names none: recorded ones where the method needs them, else the expert's."""
     recorded = cfg.data.recorded.get(cfg.method.name)
     if recorded is not None:
         return Path(located(recorded.train)), Path(located(recorded.valid))
@@ -117,15 +117,17 @@ def _read(cfg: DictConfig, path: Path, levels: Sequence[int] | None, rejected: P
     """One file's rows. Where the configured model cannot read them, the sentence names the setting."""
     root = None if cfg.data.image_root is None else Path(cfg.data.image_root)
     pixels = min(cfg.data.max_pixels, cfg.model.frame_pixels or cfg.data.max_pixels)
-    read = rows.read(path, levels=levels, image_root=root, max_pixels=pixels, cache=Path(cfg.cache_dir) / "pictures.json")
+    read = rows.read(
+        path, levels=levels, image_root=root, max_pixels=pixels, cache=Path(cfg.cache_dir) / "pictures.json"
+    )
     try:
         return rows.accept(path, read, cfg.data.on_bad_row, rejected if world.main else None)
     except UserError as error:
         if cfg.model.levels is None and cfg.model.frame_pixels is None:
             raise
         raise UserError(
-            f"{error}\nmodel={cfg.model.name} reads codes with the levels {list(cfg.model.levels or [])} and frames of up to "
-            f"{pixels} pixels; for rows of another model name it, e.g. model=qwen3_5_9b."
+            f"{error}\nmodel={cfg.model.name} reads codes with the levels {list(cfg.model.levels or [])} and "
+            f"frames of up to {pixels} pixels; for rows of another model name it, e.g. model=qwen3_5_9b."
         ) from None
 
 
@@ -133,11 +135,14 @@ def build_policy(cfg: DictConfig, levels: list[int], world: World) -> VLMPolicy:
     """The base with its adapters: the live one, the reference, and the teachers that the configuration names."""
     settings = cfg.model
     base, tokenizer, images = loading.load(
-        settings.path, dtype=settings.dtype, device=world.device, attention=settings.attention, kernels=settings.kernels,
+        settings.path, dtype=settings.dtype, device=world.device, attention=settings.attention,
+        kernels=settings.kernels,
         images=settings.images,
     )  # fmt: skip
     reference = settings.adapter if settings.ref == "adapter" else settings.ref
-    others = {name: folder for name, folder in {"ref": reference, **_teachers(cfg)}.items() if folder not in (None, BASE)}
+    others = {
+        name: folder for name, folder in {"ref": reference, **_teachers(cfg)}.items() if folder not in (None, BASE)
+    }
     model = adapters.attach(
         base,
         adapter=None if settings.adapter is None else Path(located(settings.adapter)),
@@ -176,7 +181,8 @@ class Teachers(Mapping[str, Policy]):
         name = _teacher_of(subject) if _teacher_of(subject) in self._names else "teacher"
         if name not in self._names:
             raise UserError(
-                f"No teacher for {subject!r}: give model.teacher=ADAPTER (or base), or model.teachers.{subject}=ADAPTER."
+                f"No teacher for {subject!r}: give model.teacher=ADAPTER (or base), "
+                f"or model.teachers.{subject}=ADAPTER."
             )
         return self._found.setdefault(name, self._policy.frozen(name))
 

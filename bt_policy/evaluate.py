@@ -1,6 +1,6 @@
 """An adapter's success in an environment, with intervals, floor and ceiling.
 
-    python -m bt_policy.evaluate model.adapter=DIR [data=episodes] [data.held_out=512] [samples=4] [out=DIR]
+python -m bt_policy.evaluate model.adapter=DIR [data=episodes] [data.held_out=512] [samples=4] [out=DIR]
 """
 
 from __future__ import annotations

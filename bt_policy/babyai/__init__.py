@@ -1,6 +1,6 @@
 """BabyAI (minigrid) as frames, target names and behaviour codes, with the environment's own expert.
 
-    python -m bt_policy.babyai outputs/data/babyai 2000        # expert rows: train.jsonl, valid.jsonl and frames/
+python -m bt_policy.babyai outputs/data/babyai 2000        # expert rows: train.jsonl, valid.jsonl and frames/
 """
 
 from bt_policy.babyai.expert import Decision, ensure, expert, expert_rows, save_frame, write_rows

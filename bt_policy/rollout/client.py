@@ -81,7 +81,9 @@ class Client:
 
     def __init__(self, servers: Sequence[str], *, timeout: float, retries: int, concurrency: int) -> None:
         if not servers:
-            raise UserError("rollout.servers is empty: give the address of a vLLM server, e.g. [http://localhost:8000].")
+            raise UserError(
+                "rollout.servers is empty: give the address of a vLLM server, e.g. [http://localhost:8000]."
+            )
         self.servers = [server.rstrip("/").removesuffix("/v1") for server in servers]
         self.timeout, self.retries = timeout, retries
         self._pool = ThreadPoolExecutor(concurrency)
