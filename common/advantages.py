@@ -108,7 +108,10 @@ class Advantage:
         one_of("advantage.ddof", self.ddof, (0, 1))
         at_least("advantage.eps", self.eps, 0)
         if self.kind in UNSCALED and self.ddof != 1:
-            raise UserError(f"advantage.ddof={self.ddof} has no effect with advantage.kind={self.kind}, which divides by no std; leave it at 1.")
+            raise UserError(
+                f"advantage.ddof={self.ddof} has no effect with advantage.kind={self.kind}, "
+                "which divides by no std; leave it at 1."
+            )
 
     def __call__(
         self,

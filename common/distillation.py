@@ -134,14 +134,21 @@ class Distillation:
     def _refuse_idle(self) -> None:
         """What would change nothing beside the other options."""
         if self.beta != 0.5 and self.kind != "jsd":
-            raise UserError(f"objective.beta={self.beta} has no effect with objective.kind={self.kind}; use kind=jsd or leave it at 0.5.")
+            raise UserError(
+                f"objective.beta={self.beta} has no effect with objective.kind={self.kind}; "
+                "use kind=jsd or leave it at 0.5."
+            )
         if self.constant is not None and self.aggregate != "constant":
             raise UserError(
-                f"objective.constant has no effect with objective.aggregate={self.aggregate}; use aggregate=constant or leave it null."
+                f"objective.constant has no effect with objective.aggregate={self.aggregate}; "
+                "use aggregate=constant or leave it null."
             )
         for name, usual in (("top_k_of", "teacher"), ("rest", "renormalise")):
             if self.top_k is None and getattr(self, name) != usual:
-                raise UserError(f"objective.{name}={getattr(self, name)} has no effect without objective.top_k; give top_k or leave it at {usual}.")
+                raise UserError(
+                    f"objective.{name}={getattr(self, name)} has no effect without objective.top_k; "
+                    f"give top_k or leave it at {usual}."
+                )
         if self.outcome and self.kind != "sampled":
             raise UserError(
                 f"objective.outcome needs objective.kind=sampled; kind={self.kind} has no sampled token to credit."

@@ -89,7 +89,10 @@ class Mismatch:
     def require(self, rollout_logps: Tensor | None) -> None:
         """Refuse rows that cannot be corrected: those whose sampler recorded no log-probs."""
         if rollout_logps is None:
-            raise UserError(f"mismatch.treatment={self.treatment} needs the sampler's log-probs, but these rows record none; use mismatch.treatment=off.")
+            raise UserError(
+                f"mismatch.treatment={self.treatment} needs the sampler's log-probs, "
+                "but these rows record none; use mismatch.treatment=off."
+            )
 
     def __call__(
         self, old_logps_NA: Tensor, rollout_logps: Tensor, mask_NA: Tensor, weight_N: Tensor

@@ -100,7 +100,8 @@ class PolicyGradient:
             raise UserError(f"objective.entropy_bonus={self.entropy_bonus} must be a number.")
         if self.constant is not None and "constant" not in (self.aggregate, self.kl.aggregate):
             raise UserError(
-                f"objective.constant has no effect with objective.aggregate={self.aggregate}; use aggregate=constant or leave it null."
+                f"objective.constant has no effect with objective.aggregate={self.aggregate}; "
+                "use aggregate=constant or leave it null."
             )
         if self.dual_clip is not None and self.surrogate != "clip":
             raise UserError(

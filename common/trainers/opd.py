@@ -67,9 +67,15 @@ class OPD:
                 "only kind=sampled weighs the written token."
             )
         if self.off_policy_source != "reference" and not self.off_policy:
-            raise UserError(f"method.off_policy_source={self.off_policy_source} has no effect with method.off_policy=0; give the share of off-policy prompts too.")
+            raise UserError(
+                f"method.off_policy_source={self.off_policy_source} has no effect with method.off_policy=0; "
+                "give the share of off-policy prompts too."
+            )
         if self.advantage != Advantage() and not self.objective.outcome:
-            raise UserError("method.advantage has no effect with objective.outcome=0; give objective.kind=sampled objective.outcome=1 to add the outcome.")
+            raise UserError(
+                "method.advantage has no effect with objective.outcome=0; "
+                "give objective.kind=sampled objective.outcome=1 to add the outcome."
+            )
         if self.sampling.resample:
             raise UserError("method.sampling.resample has no effect in distillation: every token has signal.")
 

@@ -24,15 +24,33 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    found = Parser(prog="python -m rlsim.audit", description="What each objective's gradient is worth: bias, variance, direction, cost.")
-    found.add_argument("--policy", type=Path, help="a run's directory, or one with model.safetensors (default: the warm student of the seed)")
+    found = Parser(
+        prog="python -m rlsim.audit",
+        description="What each objective's gradient is worth: bias, variance, direction, cost.",
+    )
+    found.add_argument(
+        "--policy",
+        type=Path,
+        help="a run's directory, or one with model.safetensors (default: the warm student of the seed)",
+    )
     found.add_argument("--teachers", default="add", help="an option of conf/teachers that has one for + (default: add)")
     found.add_argument("--seed", type=int, default=0, help="of the student, problems and samples (default: 0)")
-    found.add_argument("--updates", type=int, default=24, help="draws of each gradient; intervals shrink with its root (default: 24)")
+    found.add_argument(
+        "--updates", type=int, default=24, help="draws of each gradient; intervals shrink with its root (default: 24)"
+    )
     found.add_argument("--rows", type=int, default=256, help="answers an update, a multiple of 16 (default: 256)")
-    found.add_argument("--claim-rows", type=int, default=8192, help="answers behind each claimed gradient (default: 8192)")
-    found.add_argument("--prompts", type=int, default=16, help="one-digit problems whose answers are enumerated, at most 100 (default: 16)")
-    found.add_argument("--moved", default="1,8", help="updates between writer and learner of the off-policy entries (default: 1,8)")
+    found.add_argument(
+        "--claim-rows", type=int, default=8192, help="answers behind each claimed gradient (default: 8192)"
+    )
+    found.add_argument(
+        "--prompts",
+        type=int,
+        default=16,
+        help="one-digit problems whose answers are enumerated, at most 100 (default: 16)",
+    )
+    found.add_argument(
+        "--moved", default="1,8", help="updates between writer and learner of the off-policy entries (default: 1,8)"
+    )
     found.add_argument("--only", help="only objectives whose family or name contains this")
     found.add_argument("--out", type=Path, help="directory of the report (default: outputs/rlsim/<time>_audit)")
     return found

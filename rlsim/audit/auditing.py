@@ -54,23 +54,24 @@ class Options:
 
 def audit(options: Options, cfg: dict[str, Any]) -> list[dict[str, Any]]:
     """One row of figures an entry; `cfg` is the composed configuration of the simulator."""
-    chosen = [entry for entry in entries(options.moved) if options.only is None or options.only in f"{entry.family}: {entry.name}"]
+    every, only = entries(options.moved), options.only
+    chosen = [entry for entry in every if only is None or only in f"{entry.family}: {entry.name}"]
     if not chosen:
-        families = dict.fromkeys(entry.family for entry in entries(options.moved))
+        families = dict.fromkeys(entry.family for entry in every)
         raise UserError(f"--only {options.only} matches no objective; the families are {'; '.join(families)}.")
     sampled, exact = Sampled(options, cfg), Exact(options, cfg)
-    sft = entries(options.moved)[0]
-    sampled.figures(sft)  # warms caches up
-    unit = sampled.draws(sft).seconds
+    unit = sampled.draws(every[0]).seconds
     rows = []
-    for entry in chosen:
+    for i, entry in enumerate(chosen, 1):
+        log.info("%d of %d: %s, %s", i, len(chosen), entry.family, entry.name)
         found = {"family": entry.family, "name": entry.name, "claim": entry.claim}
         rows.append(found | exact.figures(entry) | sampled.figures(entry, unit))
-        log.info("%s", rows[-1])
     return rows
 
 
-def _settle(subject: Subject, entry: Entry, wrap: Callable[[Policy], Policy] = lambda policy: policy) -> tuple[Policy, Policy, Policy]:
+def _settle(
+    subject: Subject, entry: Entry, wrap: Callable[[Policy], Policy] = lambda policy: policy
+) -> tuple[Policy, Policy, Policy]:
     """(the policy that learns, who wrote the answers, the reference or teacher that the claim is about)."""
     learner, start = subject.at(entry.moved), subject.at(0)
     writer = learner if entry.writer == ITSELF else start
@@ -92,9 +93,10 @@ class Sampled:
         self.options = options
         self.subject = _subject(options, cfg, self.form, options.policy)
         self._claim = cache(self._new_claim)
+        self._last: tuple[object, Draws] | None = None
 
-    def figures(self, entry: Entry, unit: float = 1.0) -> dict[str, Any]:
-        """Direction, noise and cost of an entry."""
+    def figures(self, entry: Entry, unit: float) -> dict[str, Any]:
+        """Direction, noise and cost of an entry; `unit` is the seconds of an update that cost 1."""
         draws = self.draws(entry)
         compared = compare(draws.gradients_MD, self._claim(entry.claim, entry.moved, entry.to), self.options.rows)
         reward = compare(draws.gradients_MD, self._claim(REWARD, entry.moved, "teacher"), self.options.rows)
@@ -102,12 +104,15 @@ class Sampled:
 
     def draws(self, entry: Entry) -> Draws:
         """Gradients of an entry's updates."""
-        learner, writer, other = _settle(self.subject, entry)
-        task = self.subject.task if entry.rewarded else Unrewarded(self.subject.task)
-        return draw(
-            entry.method, _acting(entry, learner, writer), task, updates=self.options.updates, rows=self.options.rows,
-            seed=self.options.seed, teacher=self.subject.teacher, reference=other,
-        )  # fmt: skip
+        if self._last is None or self._last[0] != entry.gradient:
+            learner, writer, other = _settle(self.subject, entry)
+            task = self.subject.task if entry.rewarded else Unrewarded(self.subject.task)
+            found = draw(
+                entry.method, _acting(entry, learner, writer), task, updates=self.options.updates,
+                rows=self.options.rows, seed=self.options.seed, teacher=self.subject.teacher, reference=other,
+            )  # fmt: skip
+            self._last = entry.gradient, found
+        return self._last[1]
 
     def _new_claim(self, claim: str, moved: int, to: str) -> Tensor:
         policy = self.subject.at(moved)
@@ -183,8 +188,13 @@ def checkpoint(directory: Path, form: Format) -> TinyGPTPolicy:
     places = [directory, directory / "checkpoints" / "best"]
     found = next((place for place in places if (place / "model.safetensors").is_file()), None)
     if found is None:
-        raise UserError(f"--policy {directory} has no model.safetensors, there or in checkpoints/best; give a run's directory or one of its checkpoints/.")
+        raise UserError(
+            f"--policy {directory} has no model.safetensors, there or in checkpoints/best; give a run's directory."
+        )
     policy = load_policy(found, end_id=end_id(form))
     if policy.shape.prompt_len != form.prompt_len:
-        raise UserError(f"--policy {directory} reads prompts of {policy.shape.prompt_len} characters, but the task's have {form.prompt_len}; audit a run on {form.digits}-digit problems.")
+        raise UserError(
+            f"--policy {directory} reads prompts of {policy.shape.prompt_len} characters, but the task's have "
+            f"{form.prompt_len}; audit a run on {form.digits}-digit problems."
+        )
     return policy

@@ -1,4 +1,4 @@
-"""The gradients that objectives claim to follow, on the real task: by formula within an answer or a problem where possible.
+"""The gradients that objectives claim to follow, on the real task: by formula as far as possible.
 
 Expected reward: a problem has one right answer y*, so E[R] = p(y*), without sampling. With d_t the divergence of the
 student's and the other policy's distributions at position t of an answer, and D its sum over later positions:
@@ -6,8 +6,8 @@ student's and the other policy's distributions at position t of an answer, and D
     prefix kept     E_y sum_t grad d_t                              (the prefix is where the student's samples stand)
     whole answers   E_y sum_t (grad d_t + D_t grad log s(y_t))      (and what a token does to the later positions)
 
-The whole vocabulary is summed at every position and D has the other answer to the problem as its baseline; only the prefix
-is sampled. Every claim is C draws, so that its own noise can be told (`measure.py`).
+The whole vocabulary is summed at every position and D has the other answer to the problem as its baseline; only the
+prefix is sampled. Every claim is C draws, so that its own noise can be told (`measure.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PURPOSE = 1_000_000  # steps of the task that no audited update sees
 
 
 def sampled_claim(claim: str, policy: Policy, other: Policy, task: Task, *, draws: int, rows: int, seed: int) -> Tensor:
-    """(C, D) draws of the gradient of the claimed loss, from `rows` answers each. `other`: the teacher or the reference."""
+    """(C, D) draws of the gradient of the claimed loss from `rows` answers each; `other`: teacher or reference."""
     found = []
     for i in range(draws):
         value = _loss(claim, policy, other, task, PURPOSE + i, rows, seed)
@@ -71,7 +71,9 @@ def _loss(claim: str, policy: Policy, other: Policy, task: Task, step: int, rows
 def _true_answers(claim: str, policy: Policy, batch: Batch) -> Tensor:
     assert batch.answers_BA is not None
     assert batch.mask_BA is not None
-    logps_B = sum_tokens(token_logps(policy.answer_logits(batch.prompts, batch.answers_BA), batch.answers_BA), batch.mask_BA)
+    logps_B = sum_tokens(
+        token_logps(policy.answer_logits(batch.prompts, batch.answers_BA), batch.answers_BA), batch.mask_BA
+    )
     return -(logps_B.exp() if claim == REWARD else logps_B).mean()
 
 

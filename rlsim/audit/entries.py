@@ -33,7 +33,7 @@ ITSELF = "itself"
 OLD = "old"  # the start, whose log-probs are also the old ones of the ratio
 SAMPLER = "sampler"  # the start, but the trainer scores the old log-probs itself
 SUM = "sequence_sum"
-UNCLIPPED = {"clip_low": 1.0, "clip_high": 1e9}
+UNCLIPPED: dict[str, Any] = {"clip_low": 1.0, "clip_high": 1e9}
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,18 @@ class Entry:
     exact: bool = True  # can be enumerated
 
     @property
+    def gradient(self) -> tuple[object, ...]:
+        """Entries that agree in this have the same gradient and differ in their claim only."""
+        return self.method, self.moved, self.writer, self.reference, self.rewarded
+
+    @property
     def to(self) -> str:
         """The other policy that the claim is about."""
         return self.reference or "teacher"
 
 
 def entries(moved: Sequence[int]) -> list[Entry]:
-    """Everything that is audited, in the order of the report. `moved`: how many updates lie between writer and learner."""
+    """Everything that is audited, in the order of the report; `moved`: updates between writer and learner."""
     return [
         *supervised(),
         *advantages(),
@@ -82,7 +87,7 @@ def _reinforce(
 
 
 def _ppo(surrogate: str, ratio: str = "token", **options: Any) -> Callable[[Optim], PPO]:
-    # a ratio of whole answers stands at each of their tokens, and `clip` differentiates it there: it counts once an answer
+    # a ratio of whole answers stands at each token, and `clip` differentiates it there: it counts once an answer
     aggregate = "sequence_mean" if surrogate == "clip" and ratio != "token" else SUM
     loss = PolicyGradient(surrogate, ratio, **{"aggregate": aggregate, **options})
     return lambda optim: PPO(optim, Sampling(8), optim.rows_per_update, 1, loss, Advantage("rloo"))
@@ -92,9 +97,8 @@ def _distil(
     kind: str, group: int = 1, mismatch: Mismatch | None = None, off_policy: float = 0.0, **options: Any
 ) -> Callable[[Optim], OPD]:
     loss = Distillation(kind, **{"aggregate": SUM, **options})
-    return lambda optim: OPD(
-        optim, Sampling(group), loss, Advantage("rloo"), mismatch or Mismatch(), off_policy=off_policy
-    )
+    advantage = Advantage("rloo") if loss.outcome else Advantage()
+    return lambda optim: OPD(optim, Sampling(group), loss, advantage, mismatch or Mismatch(), off_policy=off_policy)
 
 
 def supervised() -> list[Entry]:
@@ -174,7 +178,11 @@ def penalties(moved: int) -> list[Entry]:
             ("k3", "loss"),
         ):
             method = _reinforce(kl=KL(1.0, estimator, placement))
-            settings = {"moved": moved if reference == "start" else 0, "reference": reference, "rewarded": False}
+            settings: dict[str, Any] = {
+                "moved": moved if reference == "start" else 0,
+                "reference": reference,
+                "rewarded": False,
+            }
             found.append(Entry(where, f"{estimator} in the {placement}", REVERSE, method, **settings))
     bonus = _reinforce(entropy_bonus=1.0)
     return [*found, Entry("entropy", "entropy bonus", ENTROPY, bonus, rewarded=False)]
@@ -182,26 +190,24 @@ def penalties(moved: int) -> list[Entry]:
 
 def distillation(moved: int) -> list[Entry]:
     """To the teacher, on the student's own answers."""
-    opd, forward, lagging = _distil("reverse_kl"), _distil("forward_kl"), {"moved": moved, "writer": SAMPLER}
-    found = [
+    opd, forward = _distil("reverse_kl"), _distil("forward_kl")
+    lagging: dict[str, Any] = {"moved": moved, "writer": SAMPLER}
+    found: list[tuple[str, str, Callable[[Optim], OPD], dict[str, Any]]] = [
         ("full reverse KL (OPD), against whole answers", REVERSE, opd, {}),
         ("full reverse KL (OPD)", REVERSE_KEPT, opd, {}),
         ("full reverse KL, G 8", REVERSE_KEPT, _distil("reverse_kl", 8), {}),
         ("sampled token", REVERSE_KEPT, _distil("sampled"), {}),
         ("sampled token, G 8", REVERSE_KEPT, _distil("sampled", 8), {}),
         ("sampled token + outcome 1, G 8", REWARD, _distil("sampled", 8, outcome=1.0), {"exact": False}),
-        (
-            f"sampled, {moved} behind, mask",
-            REVERSE_KEPT,
-            _distil("sampled", 8, Mismatch("mask")),
-            {"moved": moved, "writer": SAMPLER},
-        ),
+        (f"sampled, {moved} behind, uncorrected", REVERSE_KEPT, _distil("sampled", 8), lagging),
+        (f"sampled, {moved} behind, truncate 2", REVERSE_KEPT, _distil("sampled", 8, Mismatch("truncate")), lagging),
+        (f"sampled, {moved} behind, mask .5-2 (MOPD)", REVERSE_KEPT, _distil("sampled", 8, Mismatch("mask")), lagging),
         ("reverse KL, top 4, renormalised", REVERSE_KEPT, _distil("reverse_kl", top_k=4), {}),
         ("reverse KL, top 4 + rest", REVERSE_KEPT, _distil("reverse_kl", top_k=4, rest="bucket"), {}),
         ("reverse KL, temperature 2", REVERSE_KEPT, _distil("reverse_kl", temperature=2.0), {}),
         ("JSD .5", REVERSE_KEPT, _distil("jsd"), {}),
         ("GKD: JSD .5, half true answers", REVERSE_KEPT, _distil("jsd", off_policy=0.5), {"exact": False}),
-        ("full forward KL", FORWARD_KEPT, _distil("forward_kl"), {}),
-        ("full forward KL, against whole answers", FORWARD, _distil("forward_kl"), {}),
+        ("full forward KL, against whole answers", FORWARD, forward, {}),
+        ("full forward KL", FORWARD_KEPT, forward, {}),
     ]
     return [Entry("distillation", name, claim, method, **settings) for name, claim, method, settings in found]

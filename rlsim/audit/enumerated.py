@@ -1,6 +1,6 @@
 """Every answer instead of a sample: on one-digit problems an update is the expected gradient, exactly.
 
-`EnumeratedTask` is a Task whose "experience" is the list of all answers of each problem, each weighted by its chance, and
+`EnumeratedTask` is a Task whose "experience" is the list of all answers of each problem, weighted by their chance, and
 `EnumeratedPolicy` scores them by their prefixes, which are few. What depends on a group's other answers (baselines,
 repeats) enters as its expectation over groups. So the audited code is again the trainers' own.
 """
@@ -89,7 +89,9 @@ class EnumeratedTask:
         rows = rows if self._rewarded else replace(rows, rewards_N=torch.zeros_like(rows.rewards_N))
         if isinstance(method, (RLVR, PPO)):
             penalty_NA = self._penalty(rows, method.objective.kl)
-            return replace(rows, advantages=expected_advantages(method.advantage, rows, method.sampling.group, penalty_NA))
+            return replace(
+                rows, advantages=expected_advantages(method.advantage, rows, method.sampling.group, penalty_NA)
+            )
         return expected_copies(rows, method.sampling.group) if isinstance(method, RFT) and method.distinct else rows
 
     def _penalty(self, rows: Experience, kl: KL) -> Tensor | None:
@@ -117,7 +119,7 @@ def without_reward_penalty(method: Any) -> Any:
 
 @torch.no_grad()
 def every_answer(batch: Batch, writer: Policy) -> Experience:
-    """All answers to each problem as one unit: verified, scored by their writer, weighted by chance / number of problems."""
+    """All answers to each problem as one unit: verified, scored by their writer, weighted by chance / problems."""
     answers_RA, mask_RA = all_answers(writer.shape.vocab, writer.answer_len)  # type: ignore[attr-defined]
     r, b = len(answers_RA), len(batch)
     assert batch.answers_BA is not None
@@ -138,7 +140,7 @@ def _logps(policy: Policy, rows: Experience) -> Tensor:
 
 
 def expected_advantages(advantage: Advantage, rows: Experience, group: int, penalty_NA: Tensor | None = None) -> Tensor:
-    """(N,) each answer's advantage, averaged over what the other answers of its group (or of an endless batch) may be."""
+    """(N,) each answer's advantage, averaged over the others of its group (or of an endless batch)."""
     assert rows.rewards_N is not None
     reward_N = rows.rewards_N.double() - (0.0 if penalty_NA is None else sum_tokens(penalty_NA, rows.mask_NA).double())
     weight_N = rows.weights.double()
@@ -155,7 +157,9 @@ def expected_advantages(advantage: Advantage, rows: Experience, group: int, pena
     if advantage.kind == "group":
         assert penalty_NA is None, "only rewards of 0 and 1 are enumerated over groups"
         table_2G = group_table(advantage, group)
-        right_B = torch.stack([mean_B1[:, 0] ** k * (1 - mean_B1[:, 0]) ** (group - 1 - k) * comb(group - 1, k) for k in range(group)], -1)
+        right_B = torch.stack(
+            [mean_B1[:, 0] ** k * (1 - mean_B1[:, 0]) ** (group - 1 - k) * comb(group - 1, k) for k in range(group)], -1
+        )
         return (right_B @ table_2G.T).gather(1, reward_BR.long()).float().reshape(-1)
     share = 1.0 if advantage.kind == "rloo" else (group - 1) / group
     return (share * (reward_BR - mean_B1)).float().reshape(-1)

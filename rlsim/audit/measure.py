@@ -1,8 +1,8 @@
 """From a trainer to draws of its gradient, and from draws to numbers.
 
-A trainer runs with learning rate 0: its weights stay, so every update is an independent draw of the same gradient, of the
-code that really trains. What a draw is compared with may itself be estimated from draws; products of *different* draws have
-no bias from the noise of either, so squared norms are means over pairs (U-statistics).
+A trainer runs with learning rate 0: its weights stay, so every update is an independent draw of the same gradient, made
+by the code that really trains. What a draw is compared with may itself be estimated from draws; products of *different*
+draws have no bias from the noise of either, so squared norms are means over pairs (U-statistics).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class GradientRecorder:
         self._handle.remove()
 
     def _keep(self, *_: Any) -> None:
-        self._current = torch.cat([parameter.grad.reshape(-1) for parameter in self._parameters])
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        self._current = torch.cat([gradient.reshape(-1) for gradient in found])
 
     def log(self, step: int, values: Mapping[str, float], times: Mapping[str, float] | None = None) -> None:
         """The line before the first update starts the clock."""

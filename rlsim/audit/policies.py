@@ -1,4 +1,4 @@
-"""Whose gradient, whose answers: the audited policy, the same some updates later, and a policy that lags behind another."""
+"""Whose gradient, whose answers: the audited policy, the same some updates later, and one that lags behind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rlsim.problems import Format
 class Behind:
     """`policy` learns from what `writer`, some updates older, wrote.
 
-    old: the writer's log-probs are also the old ones of the ratio (PPO's later epochs); without it only the sampler lags,
-    and the trainer scores the old log-probs itself (a sampler with stale weights: the mismatch's case).
+    old: the writer's log-probs are also the old ones of the ratio (PPO's later epochs); without it only the sampler
+    lags, and the trainer scores the old log-probs itself (a sampler with stale weights: the mismatch's case).
     """
 
     def __init__(self, policy: Policy, writer: Policy, *, old: bool) -> None:

@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 COLUMNS = (
-    "objective", "claims to follow", "exact cosine", "exact scale", "cosine", "cosine of one update", "of one update to the reward",
-    "answers", "cost", "price",
+    "objective", "claims to follow", "exact cosine", "exact scale", "cosine", "cosine of one update",
+    "of one update to the reward", "answers", "cost", "price",
 )  # fmt: skip
 EXPLAINED = """\
-- *exact*: the expected gradient on one-digit problems, all answers enumerated, against the gradient of the claim. Cosine 1
-  is no bias of direction; scale is its length along the claim (losses are sums over an answer's tokens, means over answers).
-- *cosine*: the same on the real task, from {updates} updates of {rows} answers, with its 95% interval (noise can carry an
-  estimate past 1; ? means that the noise hides it). *of one update*: what a single update's gradient has on average.
+- *exact*: the expected gradient on one-digit problems, all answers enumerated, against the gradient of the claim.
+  Cosine 1 is no bias of direction; scale is its length along the claim (losses: sums over tokens, means over answers).
+- *cosine*: the same on the real task, from {updates} updates of {rows} answers, with its 95% interval (noise can carry
+  an estimate past 1; "?", here and below: the noise hides it). *of one update*: what a single update has on average.
 - *answers*: sampled answers until the squared signal along the claim equals the noise, i.e. the trace of the gradient's
   covariance an answer over the squared length of its expectation along the claim (the noise scale of arXiv 1812.06162).
-- *cost*: CPU time of an update relative to SFT on true answers, sampling and teacher included. *price*: answers times cost,
-  in SFT updates of {rows} answers.
+- *cost*: CPU time of an update relative to SFT on true answers, sampling and teacher included. *price*: answers times
+  cost, in SFT updates of {rows} answers.
 """
 NARROW = 0.35  # half-width beyond which a sampled cosine says nothing
+
+
+def resolved(row: Row) -> bool:
+    """Whether the noise scale is known: its interval is narrower than itself."""
+    return 0 < row["sampled"]["answers_interval"] < row["sampled"]["answers"]
 
 
 def price(row: Row, rows: int) -> float:
@@ -43,7 +48,12 @@ def price(row: Row, rows: int) -> float:
 def write(directory: Path, rows: Sequence[Row], options: Mapping[str, Any], *, seconds: float) -> Path:
     """audit.md, audit.json and audit.png; the picture's path."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    facts = {"options": plain, "torch": torch.__version__, "objectives": list(rows), "time/cpu_seconds": round(seconds, 1)}
+    facts = {
+        "options": plain,
+        "torch": torch.__version__,
+        "objectives": list(rows),
+        "time/cpu_seconds": round(seconds, 1),
+    }
     write_json(directory / "audit.json", facts)
     text = table(rows, options)
     write_text(directory / "audit.md", text)
@@ -68,7 +78,9 @@ def command(options: Mapping[str, Any]) -> str:
 
     usual = checked(parser().parse_args([]))
     shown = {name: value for name, value in options.items() if value != usual[name]}
-    words = [f"--{n.replace('_', '-')} {','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in shown.items()]
+    words = [
+        f"--{n.replace('_', '-')} {','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in shown.items()
+    ]
     return "".join(f" {word}" for word in words)
 
 
@@ -77,33 +89,41 @@ def _families(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         yield family, list(members)
 
 
-def _cells(row: Row, rows: int) -> list[str]:
+def figures_of(row: Row) -> list[str]:
+    """Exact cosine and scale, cosine of one update, answers: what the documentation quotes."""
     sampled, exact = row["sampled"], row["exact"]
-    interval = sampled["cosine_interval"]
-    cosine = f"{sampled['cosine']:.2f} ± {interval:.2f}" if interval < NARROW else "?"
+    return [
+        "" if exact is None else f"{exact['cosine']:.3f}",
+        "" if exact is None else f"{exact['scale']:.3g}",
+        f"{sampled['update_cosine']:.2f}",
+        f"{_rounded(sampled['answers'])} ± {_rounded(sampled['answers_interval'])}" if resolved(row) else "?",
+    ]
+
+
+def _cells(row: Row, rows: int) -> list[str]:
+    sampled, interval = row["sampled"], row["sampled"]["cosine_interval"]
+    cosine, scale, update, answers = figures_of(row)
     return [
         row["name"],
         row["claim"],
-        "" if exact is None else f"{exact['cosine']:.3f}",
-        "" if exact is None else f"{exact['scale']:.3g}",
         cosine,
-        f"{sampled['update_cosine']:.2f}",
+        scale,
+        f"{sampled['cosine']:.2f} ± {interval:.2f}" if interval < NARROW else "?",
+        update,
         "" if row["claim"] == REWARD else f"{row['reward']['update_cosine']:.2f}",
-        f"{_rounded(sampled['answers'])} ± {_rounded(sampled['answers_interval'])}",
+        answers,
         f"{row['time/cost']:.1f}",
-        f"{price(row, rows):.2g}",
+        _rounded(price(row, rows)) if resolved(row) else "?",
     ]
 
 
 def _rounded(value: float) -> str:
     """Two significant digits, without an exponent."""
-    if not math.isfinite(value):
-        return "?"
-    return "0" if value == 0 else f"{round(value, 1 - math.floor(math.log10(abs(value)))):,.10g}"
+    return f"{round(value, 1 - math.floor(math.log10(abs(value)))):,.10g}"
 
 
 def draw(rows: Sequence[Row], options: Mapping[str, Any], path: Path) -> None:
-    """A line an objective: direction, noise, cost, and what both together cost."""
+    """A line an objective: direction, noise, cost, and the price of both; noise that is not known is left out."""
     from matplotlib.figure import Figure
 
     with settings():
@@ -111,20 +131,27 @@ def draw(rows: Sequence[Row], options: Mapping[str, Any], path: Path) -> None:
         height = 1.5 + 0.19 * (len(rows) + 1.4 * len(families))
         figure = Figure(figsize=(13, height), layout="constrained")
         axes = list(figure.subplots(1, 4, sharey=True, width_ratios=[1.5, 1.2, 0.8, 1.2]))
-        places, names, y = [], [], 0.0
+        ticks, y = {}, 0.0
         for i, (family, members) in enumerate(families):
             y += 1.4
-            axes[0].text(-0.01, y - 0.75, family, transform=axes[0].get_yaxis_transform(), ha="right", va="center", color=colour(i), fontweight="bold", fontsize=8)
+            _heading(axes[0], family, y - 0.75, colour(i))
             for row in members:
                 _line(axes, row, y, colour(i), options["rows"])
-                places.append(y)
-                names.append(row["name"] if row["claim"] == REWARD else f"{row['name']}  [{row['claim']}]")
+                ticks[y] = row["name"] if row["claim"] == REWARD else f"{row['name']}  [{row['claim']}]"
                 y += 1
-        axes[0].set_yticks(places, names, fontsize=7.5)
-        axes[0].set_ylim(y, 0)
+        axes[0].set_yticks(list(ticks), list(ticks.values()), fontsize=7.5)
+        axes[0].set_ylim(y, 0.2)
         _headings(axes, options)
-        title(figure, "What each objective's gradient is worth")
+        title(
+            figure,
+            "What each objective's gradient is worth: on the left its claim, the expected reward unless in brackets",
+        )
         save(figure, path)
+
+
+def _heading(axis: Axes, family: str, y: float, shade: str) -> None:
+    place = axis.get_yaxis_transform()
+    axis.text(-0.01, y, family, transform=place, ha="right", va="center", color=shade, fontweight="bold", fontsize=8)
 
 
 def _line(axes: Sequence[Axes], row: Row, y: float, shade: str, rows: int) -> None:
@@ -132,12 +159,12 @@ def _line(axes: Sequence[Axes], row: Row, y: float, shade: str, rows: int) -> No
     if exact is not None:
         axes[0].plot([exact["cosine"]], [y], "x", color="black", markersize=5, zorder=3)
     if sampled["cosine_interval"] < NARROW:
-        axes[0].errorbar([sampled["cosine"]], [y], xerr=[sampled["cosine_interval"]], fmt="o", color=shade, markersize=4, linewidth=1)
+        cosine, interval = [sampled["cosine"]], [sampled["cosine_interval"]]
+        axes[0].errorbar(cosine, [y], xerr=interval, fmt="o", color=shade, markersize=4, linewidth=1)
     axes[0].plot([sampled["update_cosine"]], [y], "o", markerfacecolor="white", markeredgecolor=shade, markersize=4.5)
-    if sampled["answers"] > 0 and math.isfinite(sampled["answers"]):
-        low = min(sampled["answers_interval"], 0.9 * sampled["answers"])
-        spread = [[low], [sampled["answers_interval"]]] if math.isfinite(sampled["answers_interval"]) else None
-        axes[1].errorbar([sampled["answers"]], [y], xerr=spread, fmt="o", color=shade, markersize=4, linewidth=1)
+    if resolved(row):
+        answers, interval = [sampled["answers"]], [sampled["answers_interval"]]
+        axes[1].errorbar(answers, [y], xerr=interval, fmt="o", color=shade, markersize=4, linewidth=1)
         axes[3].plot([price(row, rows)], [y], "D", color=shade, markersize=4)
     axes[2].plot([row["time/cost"]], [y], "o", color=shade, markersize=4)
 
@@ -156,5 +183,6 @@ def _headings(axes: Sequence[Axes], options: Mapping[str, Any]) -> None:
     axes[3].set_xlabel("noise x cost, in SFT updates (log)", fontsize=8)
     for axis in (axes[1], axes[3]):
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     for axis in axes:
         axis.tick_params(axis="y", length=0)

@@ -1,7 +1,7 @@
 """No objective has an option that changes nothing: each, changed alone, changes the weights that a short run ends with.
 
-The mini world is made unkind for it: answers of different lengths, partial rewards, two different teachers, a sampler whose
-log-probs differ from the trainer's, several clipped epochs. Where an option can have no effect, it is refused.
+The mini world is made unkind for it: answers of different lengths, partial rewards, two different teachers, a sampler
+whose log-probs differ from the trainer's, several clipped epochs. Where an option can have no effect, it is refused.
 """
 
 from __future__ import annotations
@@ -254,7 +254,9 @@ IDLE: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options"), IDLE, ids=lambda value: str(value) if isinstance(value, dict) else value.__name__)
+@pytest.mark.parametrize(
+    ("make", "options"), IDLE, ids=lambda value: str(value) if isinstance(value, dict) else value.__name__
+)
 def test_an_option_without_effect_beside_the_others_is_refused_in_a_sentence(
     make: Callable[..., Any], options: dict[str, Any]
 ) -> None:
@@ -271,8 +273,10 @@ class Unrecorded(Uneven):
         return replace(super().experience(*args, **settings), rollout_logps=None)
 
 
-@pytest.mark.parametrize("method", [_mismatch(treatment="mask"), _opd(objective=SAMPLED, mismatch=Mismatch("mask"))], ids=["rlvr", "opd"])
+@pytest.mark.parametrize(
+    "method", [_mismatch(treatment="mask"), _opd(objective=SAMPLED, mismatch=Mismatch("mask"))], ids=["rlvr", "opd"]
+)
 def test_a_correction_of_log_probs_that_nobody_recorded_is_refused(method: Any) -> None:
     task = Unrecorded(partial=True)
-    with pytest.raises(UserError, match="mismatch.treatment"):
+    with pytest.raises(UserError, match=r"mismatch\.treatment"):
         method.train(Context(TablePolicy(), task, World(), steps=1, eval_every=None, teachers=teachers(task)))
