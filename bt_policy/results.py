@@ -98,8 +98,9 @@ def valid(result: Mapping[str, Any], rows: int) -> dict[str, Any]:
 def stats(result: Mapping[str, Any], digits: int) -> dict[str, Any]:
     """stats.json: the reference's keys with their old meaning, pooled over ranks; then what it did not have."""
     round_ = result["rounds"][-1]
-    epochs = [_epoch(metrics, digits) for metrics in round_["epochs"]]
-    last = round_["epochs"][-1] if round_["epochs"] else {}
+    made = [metrics for metrics in round_["epochs"] if "pg_loss" in metrics]  # steps may end the run before an epoch
+    epochs = [_epoch(metrics, digits) for metrics in made]
+    last = made[-1] if made else {}
     old = {
         "pg_loss": last.get("pg_loss"),
         "kl": None if "kl" not in last else last["kl"] * digits,

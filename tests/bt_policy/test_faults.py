@@ -94,6 +94,8 @@ def test_stats_keep_the_old_keys_and_pool_the_epochs_apart():
     }
     assert {name: stats[name] for name in old} == old
     assert [one["pg_loss"] for one in stats["epochs"]] == [9.0, 0.25]
+    cut_short = results.stats({"rounds": [{**round_, "epochs": [epoch, {}]}], "seconds": 1.0}, digits=3)
+    assert (cut_short["pg_loss"], len(cut_short["epochs"])) == (0.25, 1)
     assert stats["epochs"][1]["clip_active"] == 0.125
 
 
