@@ -150,7 +150,7 @@ def test_bad_rows_are_said_before_the_model_is_loaded(world, tmp_path):
 
 
 def test_missing_weights_are_one_sentence_that_says_where_they_are_looked_for(world, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # its variable is read at import only
     with pytest.raises(UserError, match=r"model\.path=nowhere has no weights: there is no such folder in "):
         go(tmp_path / "run", config(world, "method=sft", "model.path=nowhere"))
 
