@@ -90,7 +90,7 @@ class Teacher(TablePolicy):
 TEACHERS = {"a": Teacher(seed=11), "b": Teacher(seed=12)}
 
 
-def train(method: Any, monkeypatch: pytest.MonkeyPatch, steps: int = 4, partial: bool = True) -> list[Update]:
+def train(method: Any, monkeypatch: pytest.MonkeyPatch, steps: int = 4, task: CodeTask | None = None) -> list[Update]:
     """The updates of a run of the mini world."""
     policy, updates, original = Watched(seed=3), [], Loop.update
 
@@ -101,7 +101,9 @@ def train(method: Any, monkeypatch: pytest.MonkeyPatch, steps: int = 4, partial:
 
     policy.updates = updates
     monkeypatch.setattr(Loop, "update", update)
-    context = Context(policy, StoppingTask(partial=partial), World(), steps=steps, eval_every=steps, teachers=TEACHERS)
+    context = Context(
+        policy, task or StoppingTask(partial=True), World(), steps=steps, eval_every=steps, teachers=TEACHERS
+    )
     method.train(context)
     return updates
 
@@ -358,9 +360,16 @@ def test_update_n_is_made_at_the_rate_of_update_n() -> None:
     )
 
 
+class SameProblems(StoppingTask):
+    """The problems of step 0 at every step."""
+
+    def batch(self, step: int, n: int, draw: int = 0) -> Batch:
+        return super().batch(0, n, draw)
+
+
 def test_each_round_is_sampled_with_fresh_numbers_and_each_row_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     method = RLVR(optim(lr=0.0), Sampling(group=64), PolicyGradient("reinforce"))
-    updates = train(method, monkeypatch, steps=3)
+    updates = train(method, monkeypatch, steps=3, task=SameProblems(partial=True))
     first = [update.rows.answers_NA for update in updates]
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[1], first[2])
