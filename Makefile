@@ -20,8 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## SFT, RLVR and OPD learn addition over three seeds; ends with the path of a picture
+demo: $(STAMP) ## SFT, RLVR and OPD learn addition over three seeds, then a tiny VLM learns behaviour codes; ends with a picture's path
 	@$(BIN)/python -m rlsim experiment=demo
+	@echo "Second act: a small Qwen3.5 reads a frame and writes the expert's behaviour code (LoRA, SFT)"
+	@$(BIN)/python -m bt_policy method=sft
+	@ls -t outputs/bt_policy/*/curves.png | head -n 1
 
 test: $(STAMP) ## lint, then the fast tests
 	$(BIN)/ruff check .
