@@ -1,6 +1,6 @@
 """The audit: what each sampled objective's gradient is worth, before anyone trains with it.
 
-    python -m rlsim.audit                      # about two minutes on one core; the last line is the picture's path
+    python -m rlsim.audit                      # minutes on one core; the last line is the picture's path
     python -m rlsim.audit --updates 200 --prompts 100 --claim-rows 65536   # narrower intervals
     python -m rlsim.audit --policy outputs/rlsim/RUN/checkpoints/best --teachers weak
 
