@@ -36,17 +36,17 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--teachers", default="add", help="an option of conf/teachers that has one for + (default: add)")
     found.add_argument("--seed", type=int, default=0, help="of the student, problems and samples (default: 0)")
     found.add_argument(
-        "--updates", type=int, default=24, help="draws of each gradient; intervals shrink with its root (default: 24)"
+        "--updates", type=int, default=12, help="draws of each gradient; intervals shrink with its root (default: 12)"
     )
     found.add_argument("--rows", type=int, default=256, help="answers an update, a multiple of 16 (default: 256)")
     found.add_argument(
-        "--claim-rows", type=int, default=8192, help="answers behind each claimed gradient (default: 8192)"
+        "--claim-rows", type=int, default=4096, help="answers behind each claimed gradient (default: 4096)"
     )
     found.add_argument(
         "--prompts",
         type=int,
-        default=16,
-        help="one-digit problems whose answers are enumerated, at most 100 (default: 16)",
+        default=8,
+        help="one-digit problems whose answers are enumerated, at most 100 (default: 8)",
     )
     found.add_argument(
         "--moved", default="1,8", help="updates between writer and learner of the off-policy entries (default: 1,8)"

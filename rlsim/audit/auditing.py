@@ -44,10 +44,10 @@ class Options:
     policy: Path | None = None  # a directory with model.safetensors; None: the warm student of the seed
     teachers: str = "add"
     seed: int = 0
-    updates: int = 24  # draws of each gradient
+    updates: int = 12  # draws of each gradient
     rows: int = 256  # answers a draw
-    claim_rows: int = 8192  # answers behind a sampled claim
-    prompts: int = 16  # one-digit problems that are enumerated, of 100
+    claim_rows: int = 4096  # answers behind a sampled claim
+    prompts: int = 8  # one-digit problems that are enumerated, of 100
     moved: tuple[int, ...] = (1, 8)
     only: str | None = None  # entries whose family or name contains this
 

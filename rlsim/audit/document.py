@@ -1,6 +1,6 @@
 """Keeps docs/objectives.md true to an audit: a table row whose last cell names an entry gets its figures.
 
-    python -m rlsim.audit --out docs/audit      # makes the numbers
+    python -m rlsim.audit --updates 24 --claim-rows 8192 --prompts 16 --out docs/audit    # makes the numbers
     python -m rlsim.audit.document              # puts them into docs/objectives.md
 
 A row ends in `| exact cosine | exact scale | one update | answers | `family: name` |`.
