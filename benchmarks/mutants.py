@@ -155,13 +155,24 @@ def copy_project(target: Path) -> None:
 
 def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
     """(all passed, the first failing test). Anything but passing or failing stops the script."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=1800",
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return True, ""
     failed = re.search(r"^FAILED (\S+?)(?:\[.*)?(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode != 1 or failed is None:
+    if done.returncode != 1 or failed is None or "Timeout" in done.stdout:
         raise SystemExit(f"pytest could not run {' '.join(tests)}:\n{done.stdout[-2000:]}{done.stderr[-1000:]}")
     return False, failed[1]
 
@@ -216,6 +227,7 @@ def main() -> int:
         passed, failing = (True, "") if arguments.trust else run_tests(copy, files)
         if not passed:
             raise SystemExit(f"the unchanged project already fails {failing}")
+        print("the unchanged project passes", flush=True)
         for mutant in chosen:
             original = mutate(copy, mutant)
             passed, test = run_tests(copy, mutant.tests)
