@@ -113,7 +113,7 @@ def pairs(task: ArithmeticTask) -> dict[str, tuple[Callable[[], object], Callabl
     """name -> (plain, ours, how many times ours does what plain does once)."""
     plain = Plain(task)
     student = TinyGPTPolicy(new_net(2, 64, 4, FORM, 0))
-    teacher = TinyGPTPolicy(new_net(4, 128, 4, FORM, 1)).freeze()
+    teacher = TinyGPTPolicy(new_net(4, 128, 4, FORM, 1)).freeze(torch.from_numpy(FORM.beginnings("+")))
     prompts, few = task.batch(0, ROWS).prompts, task.batch(0, ROWS // GROUP).prompts
     noise_NA = uniforms(0, "bench", 0, ROWS, FORM.answer_len)
     quiet = Quiet(FORM, task.curriculum, FORM.fixed(1, 1), seed=0)

@@ -68,9 +68,11 @@ class TinyGPTPolicy:
         copy.load_state_dict(self.state())
         return TinyGPTPolicy(copy, end_id=self.end_id, world=World(device=self.device)).freeze()
 
-    def freeze(self) -> TinyGPTPolicy:
-        """Itself, with nothing left to train."""
+    def freeze(self, beginnings_RK: Tensor | None = None) -> TinyGPTPolicy:
+        """Itself, with nothing left to train; what these beginnings of prompts give is then computed once."""
         self._plain.requires_grad_(False)
+        if beginnings_RK is not None:
+            self._plain.remember(beginnings_RK.to(self.device))
         return self
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:

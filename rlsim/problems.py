@@ -73,6 +73,12 @@ class Format:
         mask_BA = (place_A <= length_B1) if self.stop_at_end else np.ones(digits_BA.shape, dtype=bool)
         return Problems(np.concatenate(prompts, 1), np.where(place_A < length_B1, digits_BA, END), mask_BA)
 
+    def beginnings(self, operations: Iterable[str]) -> np.ndarray:
+        """(R, digits + 1): every first operand with its operation, the part of a prompt that many problems share."""
+        operands = np.arange(10**self.digits)
+        zeros = np.zeros_like(operands)
+        return np.concatenate([self.write(operands, zeros, o).prompts_BP[:, : self.digits + 1] for o in operations])
+
     def fixed(self, seed: int, size: int) -> dict[str, Problems]:
         """`size` problems an operation, always the same: all are drawn in the operations' order from one generator."""
         rng = np.random.default_rng(seed)

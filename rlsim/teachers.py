@@ -14,12 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common.distributed import World
 from rlsim.policy import TinyGPTPolicy
 from rlsim.pretrain import Recipe, pretrained
 from rlsim.problems import Format
 
 log = logging.getLogger(__name__)
+MOST_BEGINNINGS = 4096  # first operands with their operation: three digits, a few operations
 
 
 def teacher_recipe(spec: Mapping[str, Any]) -> Recipe:
@@ -66,8 +69,15 @@ class Teachers(Mapping[str, TinyGPTPolicy]):
             what, recipe = f"teacher {name}", teacher_recipe(self._specs[name])
             policy, report = pretrained(recipe, self._form, self._validation, self._cache, what, self._world)
             log.info("%s: %s", what, report)
-            self.reports[name], self._built[name] = report, policy.freeze()
+            self.reports[name], self._built[name] = report, policy.freeze(self._beginnings(name))
         return self._built[name]
+
+    def _beginnings(self, name: str) -> torch.Tensor | None:
+        """How the problems that this teacher grades begin, where there are few ways."""
+        graded = [subject for subject, teacher in self._by_subject.items() if teacher == name]
+        if len(graded) * 10**self._form.digits > MOST_BEGINNINGS:
+            return None
+        return torch.from_numpy(self._form.beginnings(graded))
 
     def __contains__(self, subject: object) -> bool:
         return subject in self._by_subject  # Mapping's own would build it

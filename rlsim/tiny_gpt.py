@@ -8,7 +8,8 @@ Compared with a plain forward over P + A positions:
   (shared positions, a block mask), `write` keeps its keys and values;
 - the last block's queries and MLP, the final norm and the head see only the positions that predict an answer token;
 - the last answer token is never an input;
-- the first block's queries, keys and values depend on (token, position) alone: computed for each pair, then looked up.
+- the first block's queries, keys and values depend on (token, position) alone: computed for each pair, then looked up;
+- what a frozen net computes for the beginning of a prompt is kept for all beginnings that it was told to `remember`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PACK = 4  # sequences that share one attention matrix: fewer, larger multiplications. 1 = none
+REMEMBER_BYTES = 128 * 2**20  # the largest table of remembered beginnings
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,24 @@ class Block(nn.Module):
         first: int = 0,
         lookup: tuple[Tensor, Tensor] | None = None,
         cache: list[Tensor] | None = None,
+        known_BKE: Tensor | None = None,
     ) -> Tensor:
         """(B, T - first, D): the positions from `first` on; all T are attended to, as far as `layout` allows.
 
         lookup: (table_RD, ids_BT) where hidden_BTD = table_RD[ids_BT].  cache: receives the (B, T, 3 * D) projections.
+        known_BKE: the projections of the first K <= first positions, which `hidden_BTD` and `ids_BT` then leave out.
         """
         if lookup is None:
             qkv_BTE = self.qkv(self.norm1(hidden_BTD))
         else:
             qkv_BTE = F.embedding(lookup[1], self.qkv(self.norm1(lookup[0])))
+        skipped = 0
+        if known_BKE is not None:
+            qkv_BTE, skipped = torch.cat([known_BKE, qkv_BTE], 1), known_BKE.shape[1]
         if cache is not None:
             cache.append(qkv_BTE)
         mixed_BQD = _attend(qkv_BTE, self.heads, layout, first)
-        hidden_BQD = hidden_BTD[:, first:] + self.out(mixed_BQD)
+        hidden_BQD = hidden_BTD[:, first - skipped :] + self.out(mixed_BQD)
         return self._mlp(hidden_BQD)
 
     def step(self, hidden_ND: Tensor, past_2THdN: Tensor, at: int) -> Tensor:
@@ -113,6 +120,7 @@ class TinyGPT(nn.Module):
             self.norm = nn.LayerNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.vocab)
         self.blocks = nn.ModuleList([first, *(copy.deepcopy(first) for _ in range(shape.layers - 1))])
+        self._beginnings: Beginnings | None = None
 
     def forward(self, prompts_BP: Tensor, answers_NA: Tensor, group: int = 1) -> Tensor:
         """(N, A, V) logits that predict each answer token; N = B * group, the answers of a prompt adjacent."""
@@ -129,10 +137,34 @@ class TinyGPT(nn.Module):
         positions = self.shape.positions
         table_RD = (self.tok.weight[:, None] + self.pos.weight).flatten(0, 1)
         ids_BT = inputs_BT * positions + layout.positions(inputs_BT.device)
+        known = None if self._beginnings is None else self._beginnings.of(inputs_BT)
+        skipped = 0 if known is None else known[0].shape[1]
+        ids_BT = ids_BT[:, skipped:]
         hidden, last = F.embedding(ids_BT, table_RD), len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            hidden = block(hidden, layout, first if i == last else 0, (table_RD, ids_BT) if i == 0 else None, cache)
+            hidden = block(
+                hidden, layout, first if i == last else skipped, (table_RD, ids_BT) if i == 0 else None, cache,
+                None if known is None else known[i],
+            )  # fmt: skip
         return hidden
+
+    @torch.no_grad()
+    def remember(self, beginnings_RK: Tensor) -> None:
+        """Keep what R beginnings of prompts give, so that later prompts begin behind them. Only for weights that stay.
+
+        Nothing is kept where a prompt has no token behind its beginning, or where the table would be too large.
+        """
+        r, k = beginnings_RK.shape
+        size = r * k * len(self.blocks) * self.blocks[0].qkv.weight[:, 0].nbytes
+        if k >= self.shape.prompt_len or max(size, 8 * self.shape.vocab**k) > REMEMBER_BYTES:
+            return
+        self._beginnings, parts = None, []
+        for rows_RK in beginnings_RK.split(256):
+            cache: list[Tensor] = []
+            self._blocks(rows_RK, Layout(k, 0, 0), k - 1, cache)
+            parts.append(cache)
+        tables = [torch.cat(part).flatten(1) for part in zip(*parts, strict=True)]
+        self._beginnings = Beginnings(beginnings_RK, tables, self.shape.vocab)
 
     @torch.no_grad()
     def write(
@@ -178,6 +210,27 @@ class TinyGPT(nn.Module):
         past = qkv_BPE.new_empty(2, p + self.shape.answer_len - 1, *keys_values.shape[2:4], b, group)
         past[:, :p] = keys_values[..., None]
         return past.flatten(-2)
+
+
+class Beginnings:
+    """The projections of every block for the first K positions of prompts that begin in one of R known ways."""
+
+    def __init__(self, beginnings_RK: Tensor, tables_RE: list[Tensor], vocab: int) -> None:
+        r, self._k = beginnings_RK.shape
+        self._tables_RE = tables_RE
+        self._place_K = vocab ** torch.arange(self._k, device=beginnings_RK.device)
+        self._row = torch.full((vocab**self._k,), -1, device=beginnings_RK.device)
+        self._row[self._number(beginnings_RK)] = torch.arange(r, device=beginnings_RK.device)
+
+    def _number(self, tokens_BK: Tensor) -> Tensor:
+        return (tokens_BK * self._place_K).sum(1)
+
+    def of(self, inputs_BT: Tensor) -> list[Tensor] | None:
+        """A (B, K, 3 * D) tensor a block, or None where a row begins in another way."""
+        rows_B = self._row[self._number(inputs_BT[:, : self._k])]
+        if bool((rows_B < 0).any()):
+            return None
+        return [F.embedding(rows_B, table_RE).unflatten(1, (self._k, -1)) for table_RE in self._tables_RE]
 
 
 @dataclass(frozen=True)

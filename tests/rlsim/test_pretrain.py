@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from rlsim.pretrain import Recipe, pretrained, threads, train
 from rlsim.problems import Format
 from rlsim.start import student
 from rlsim.teachers import Teachers
+from rlsim.tiny_gpt import TinyGPT
 
 FORM = Format(1)
 RECIPE = Recipe(
@@ -63,7 +65,8 @@ def test_the_cache_gives_the_bits_that_training_gives(tmp_path: Path, counted: l
     torch.manual_seed(1)
     torch.rand(5)
     stored, again = pretrained(RECIPE, FORM, VALIDATION, tmp_path, "a teacher", World())
-    direct, _ = train(RECIPE, FORM, VALIDATION)
+    with threads(RECIPE.threads):
+        direct, _ = train(RECIPE, FORM, VALIDATION)
     assert told == again
     assert len(counted) == 1
     for name, tensor in direct.state().items():
@@ -129,6 +132,22 @@ def test_a_teacher_is_built_when_it_is_first_asked(tmp_path: Path, counted: list
     assert counted == [RECIPE]
     assert teachers["+"].trainable() == []
     assert teachers.reports["add"]["+"] >= 0.15
+
+
+def test_a_teacher_computes_how_the_problems_it_grades_begin_once(
+    tmp_path: Path, counted: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: list[torch.Tensor] = []
+    monkeypatch.setattr(TinyGPT, "remember", lambda self, beginnings_RK: remembered.append(beginnings_RK))
+    by_subject = {"+": "add", "-": "add"}
+    assert Teachers(by_subject, {"add": SPEC}, FORM, VALIDATION, tmp_path, World())["+"].trainable() == []
+    problems = FORM.draw(50, "-", np.random.default_rng(0)).prompts_BP[:, :2]
+    known = {tuple(row) for row in remembered[0].tolist()}
+    assert len(known) == 20
+    assert {tuple(row) for row in problems.tolist()} <= known
+    monkeypatch.setattr("rlsim.teachers.MOST_BEGINNINGS", 19)  # as with many digits
+    Teachers(by_subject, {"add": SPEC}, FORM, VALIDATION, tmp_path, World())["+"]
+    assert len(remembered) == 1
 
 
 def test_a_start_is_of_its_seed_and_its_curriculums_subjects(tmp_path: Path, counted: list[Recipe]) -> None:

@@ -20,6 +20,18 @@ def tokens(shape: Shape, prompts: int, group: int) -> tuple[Tensor, Tensor]:
     return prompts_BP, torch.randint(shape.vocab, (prompts * group, shape.answer_len), generator=random)
 
 
+def choose_greedily(logits_NV: Tensor, position: int) -> tuple[Tensor, Tensor]:
+    return choose(logits_NV)
+
+
+def positions_computed(net: TinyGPT) -> list[int]:
+    """Filled by the next forward: how many positions of a sequence the MLP of the blocks 1, 2 and 3 sees."""
+    seen: list[int] = []
+    for block in list(net.blocks)[1:]:
+        block.up.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    return seen
+
+
 @pytest.mark.parametrize("shape", [STUDENT, TEACHER, ODD])
 def test_a_seed_gives_the_bits_of_a_transformer_encoder(shape: Shape) -> None:
     plain, net = Encoder(shape, seed=7).named(), TinyGPT(shape, seed=7)
@@ -57,6 +69,38 @@ def test_gradients_equal_those_of_the_whole_forward(group: int) -> None:
         torch.testing.assert_close(
             parameter.grad, expected[name].grad, rtol=0, atol=2e-6, msg=lambda m, n=name: f"{n} {m}"
         )
+
+
+@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("known", [1, 4, 5])
+def test_remembered_beginnings_give_the_logits_and_answers_of_the_whole_forward(known: int, group: int) -> None:
+    prompts_BP, answers_NA = tokens(TEACHER, 6, group)
+    expected = Encoder(TEACHER, seed=2).answer_logits(prompts_BP, answers_NA, group)
+    written_NA, _ = TinyGPT(TEACHER, 2).write(prompts_BP, group, choose_greedily)
+    net = TinyGPT(TEACHER, 2)
+    net.remember(torch.cat([prompts_BP[:, :known], torch.full((1, known), 13)]).unique(dim=0))
+    seen = positions_computed(net)
+    torch.testing.assert_close(net(prompts_BP, answers_NA, group), expected, rtol=0, atol=1e-5)
+    assert seen == [8 - known + group * 4] * 2 + [1 + group * 4]  # behind the beginning; the last block's answers
+    assert torch.equal(net.write(prompts_BP, group, choose_greedily)[0], written_NA)
+
+
+def test_one_unknown_beginning_makes_the_whole_batch_plain() -> None:
+    prompts_BP, answers_NA = tokens(TEACHER, 6, 1)
+    net = TinyGPT(TEACHER, 2)
+    expected = net(prompts_BP, answers_NA)
+    net.remember(prompts_BP[1:, :5])
+    assert torch.equal(net(prompts_BP, answers_NA), expected)
+
+
+def test_too_large_a_table_or_a_whole_prompt_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts_BP, answers_NA = tokens(TEACHER, 6, 1)
+    net = TinyGPT(TEACHER, 2)
+    expected = net(prompts_BP, answers_NA)
+    net.remember(prompts_BP)
+    monkeypatch.setattr("rlsim.tiny_gpt.REMEMBER_BYTES", 8 * 14**4 - 1)
+    net.remember(prompts_BP[:, :4])
+    assert torch.equal(net(prompts_BP, answers_NA), expected)
 
 
 def test_the_last_answer_token_is_never_an_input() -> None:
