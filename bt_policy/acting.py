@@ -7,7 +7,7 @@ An environment's class is called with the other keys of `data` and with `encoder
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ OURS = ("app", "name", "environment", "sampler", "code_levels", "sft_targets")  
 def acts(cfg: DictConfig) -> bool:
     """Whether the data are an environment."""
     return "environment" in cfg.data
+
+
+def check(cfg: DictConfig) -> None:
+    """UserError where the environment knows from `data` alone that it will not work (its static `check`, if any)."""
+    _found("data.environment", cfg.data.environment, "check")(**settings(cfg.data))
 
 
 def environment(cfg: DictConfig, policy: VLMPolicy, world: World) -> Task:
@@ -51,13 +56,24 @@ def settings(group: DictConfig) -> dict[str, Any]:
 
 
 def _made(key: str, name: str, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    return _found(key, name)(**arguments, **given)
+
+
+def _found(key: str, name: str, method: str | None = None) -> Callable[..., Any]:
+    """The class called `name`, or its method; called with what it does not take, it says so in a sentence."""
     try:
-        found = get_class(name)
+        found: Any = get_class(name)
     except Exception as error:
         raise UserError(
             f"{key}={name} cannot be imported ({error}); give package.module.Class and put its folder on PYTHONPATH."
         ) from error
-    try:
-        return found(**arguments, **given)
-    except TypeError as error:
-        raise UserError(f"{key}={name} does not take these settings: {error}.") from error
+    if method is not None:
+        found = getattr(found, method, lambda **_: None)
+
+    def call(**arguments: Any) -> Any:
+        try:
+            return found(**arguments)
+        except TypeError as error:
+            raise UserError(f"{key}={name} does not take these settings: {error}.") from error
+
+    return call

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from bt_policy import adapters, loading, prompt, results, rounds, rows
+from bt_policy import acting, adapters, loading, prompt, results, rounds, rows
 from bt_policy.acting import acts, environment, sampler
 from bt_policy.encoding import Encoder
 from bt_policy.places import located
@@ -41,8 +41,10 @@ def run(cfg: DictConfig, directory: Path) -> dict[str, Any]:
 
 
 def build(cfg: DictConfig, directory: Path, world: World) -> Parts:
-    """Rows first: whatever is wrong with them is said before a model is loaded. In an environment the policy acts."""
+    """Rows, or the environment's settings, first: what is wrong with them is said before a model is loaded."""
     train, valid = ([], []) if acts(cfg) else read_rows(cfg, directory, world)
+    if acts(cfg):
+        acting.check(cfg)
     levels = list(cfg.model.levels or (cfg.data.code_levels if acts(cfg) else [10] * len(train[0].code)))
     policy = build_policy(cfg, levels, world)
     task: Task

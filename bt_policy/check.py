@@ -17,7 +17,7 @@ def validate(cfg: DictConfig) -> None:
     _check_levels(cfg.model.levels)
     _check_lora(cfg.model.lora)
     at_least("rounds", cfg.rounds, 1, optional=True, whole=True)
-    if "environment" not in cfg.data:  # an environment judges its own values when it is built
+    if "environment" not in cfg.data:  # an environment judges its own values (acting.check)
         _check_rows(cfg)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,42 @@ from common.interfaces import Batch, Experience, Metrics, Policy
 from common.seeding import numpy_rng, torch_rng
 
 BLOCK = 64  # states whose episodes are played at once
+KINDS = ("ball", "box", "key")
 STATES, REWARDS, COMPARISONS, SUBJECTS = (
     ("expert", "start"), ("success", "level", "progress", "shortest"), ("start", "decision"), ("kind", "level"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the configuration says about the task. UserError names the first value that cannot work."""
+
+    levels: Sequence[str]
+    episodes: int = 256  # seeds in the pool
+    states: str = "expert"
+    decisions: int = 6
+    reward: str = "success"
+    gamma: float | None = 1.0
+    compare: str = "start"
+    in_view: bool = False  # learn only from frames with the target
+    memory: int | None = None
+    subject: str = "kind"
+    kinds: Sequence[str] | None = None  # learn only from episodes with these targets; evaluation meets all of them
+    held_out: int = 128  # seeds that are evaluated
+
+    def __post_init__(self) -> None:
+        """Looks at every value."""
+        one_of("data.states", self.states, STATES)
+        one_of("data.reward", self.reward, REWARDS)
+        one_of("data.compare", self.compare, COMPARISONS)
+        one_of("data.subject", self.subject, SUBJECTS)
+        for kind in self.kinds or ():
+            one_of("data.kinds", kind, KINDS)
+        at_least("data.decisions", self.decisions, 1, whole=True)
+        at_least("data.gamma", self.gamma, 0, optional=True)
+        at_least("data.memory", self.memory, 1, optional=True, whole=True)
+        at_least("data.episodes", self.episodes, 1, whole=True)
+        at_least("data.held_out", self.held_out, 1, whole=True)
 
 
 class BabyAITask:
@@ -44,38 +78,30 @@ class BabyAITask:
 
     offline = False
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        levels: Sequence[str],
-        seed: int,
-        world: World | None = None,
-        episodes: int = 256,
-        states: str = "expert",
-        decisions: int = 6,
-        reward: str = "success",
-        gamma: float | None = 1.0,
-        compare: str = "start",
-        in_view: bool = False,
-        memory: int | None = None,
-        subject: str = "kind",
-        held_out: int = 128,
-    ) -> None:
-        """episodes: seeds in the pool.  in_view: learn only from frames with the target.  held_out: seeds evaluated."""
-        check(states, decisions, reward, gamma, compare, memory, subject, episodes, held_out)
-        self.encoder, self.levels, self.seed, self.world = encoder, list(levels), seed, world or World()
-        self.decisions, self.reward, self.gamma, self.compare = decisions, reward, gamma, compare
-        self.in_view, self.memory, self.subject, self.held_out = in_view, memory, subject, held_out
-        self.pool = _pool(self.levels, seed, episodes, states, in_view, memory)
+    def __init__(self, encoder: Encoder, *, seed: int, world: World | None = None, **settings: Any) -> None:
+        """settings: the fields of `Settings`."""
+        chosen = Settings(**settings)
+        self.encoder, self.levels, self.seed, self.world = encoder, list(chosen.levels), seed, world or World()
+        self.decisions, self.reward, self.gamma, self.compare = (
+            chosen.decisions, chosen.reward, chosen.gamma, chosen.compare,
+        )  # fmt: skip
+        self.in_view, self.memory, self.subject, self.held_out = (
+            chosen.in_view, chosen.memory, chosen.subject, chosen.held_out,
+        )  # fmt: skip
+        self.pool = _pool(chosen, seed)
         self.size: int | None = len(self.pool)
-        self.knows_codes = states == "expert"
+        self.knows_codes = chosen.states == "expert"
         self.subjects = sorted({self._subject(decision.name, start.level) for start, decision in self.pool})
-        self.settings = {
-            "levels": self.levels, "episodes": episodes, "states": states, "decisions": decisions, "memory": memory,
-        }  # fmt: skip
+        drawn = ("levels", "episodes", "states", "decisions", "memory", "kinds")
+        self.settings = {name: getattr(chosen, name) for name in drawn} | {"levels": self.levels}
         self.times = {"rollout_seconds": 0.0, "evaluate_seconds": 0.0}  # since the task was made
         self.played: list[Episode] = []  # what `experience` last saw on all ranks, for a file or a report
+
+    @staticmethod
+    def check(**settings: Any) -> None:
+        """UserError names the first setting that cannot work; asked before a model is loaded."""
+        for level in Settings(**settings).levels:
+            Room(level)
 
     def _subject(self, name: str, level: str) -> str:
         return name.split()[-1] if self.subject == "kind" else level
@@ -220,22 +246,6 @@ class BabyAITask:
         return metrics["success"] + 1e-3 * metrics["return"]
 
 
-def check(
-    states: str, decisions: int, reward: str, gamma: float | None, compare: str, memory: int | None, subject: str,
-    episodes: int, held_out: int,
-) -> None:  # fmt: skip
-    """UserError names the first value that cannot work."""
-    one_of("data.states", states, STATES)
-    one_of("data.reward", reward, REWARDS)
-    one_of("data.compare", compare, COMPARISONS)
-    one_of("data.subject", subject, SUBJECTS)
-    at_least("data.decisions", decisions, 1, whole=True)
-    at_least("data.gamma", gamma, 0, optional=True)
-    at_least("data.memory", memory, 1, optional=True, whole=True)
-    at_least("data.episodes", episodes, 1, whole=True)
-    at_least("data.held_out", held_out, 1, whole=True)
-
-
 def held_out_starts(levels: Sequence[str], n: int) -> list[Start]:
     """The first n held-out seeds, the levels in turn: the same for every run."""
     return [Start(levels[i % len(levels)], HELD_OUT + i) for i in range(n)]
@@ -257,23 +267,26 @@ def summed(episodes: Sequence[Episode], subjects: Sequence[str]) -> Metrics:
     return metrics
 
 
-def _pool(
-    levels: Sequence[str], seed: int, episodes: int, states: str, in_view: bool, memory: int | None
-) -> list[tuple[Start, Decision]]:
+def _pool(chosen: Settings, seed: int) -> list[tuple[Start, Decision]]:
     """The states that are learned from, with what the expert does in them where `states` says that it is asked."""
-    rooms = {level: Room(level) for level in levels}
-    seeds = numpy_rng(seed, "babyai/pool").permutation(HELD_OUT)[:episodes].tolist()
-    found = []
-    for i, number in enumerate(seeds):
-        level = levels[i % len(levels)]
-        if states == "expert":
-            decisions = expert_episode(rooms[level], number, memory)
+    rooms = {level: Room(level) for level in chosen.levels}
+    found: list[tuple[Start, Decision]] = []
+    used = 0
+    for number in numpy_rng(seed, "babyai/pool").permutation(HELD_OUT).tolist():
+        if used == chosen.episodes:
+            break
+        level = chosen.levels[used % len(chosen.levels)]
+        room = rooms[level]
+        room.reset(number)
+        if chosen.kinds and room.kind not in chosen.kinds:
+            continue
+        used += 1
+        if chosen.states == "expert":
+            decisions = expert_episode(room, number, chosen.memory)
         else:
-            room = rooms[level]
-            room.reset(number)
-            empty = None if memory is None else ("", "")
+            empty = None if chosen.memory is None else ("", "")
             decisions = [Decision(room.picture, room.name, "", room.cells, number, "", empty, room.in_view)]
-        kept = [one for one in decisions if one.in_view or not in_view or (states == "start")]
+        kept = [one for one in decisions if one.in_view or not chosen.in_view or chosen.states == "start"]
         found += [(Start(level, number, one.prefix), one) for one in kept]
     return found
 

@@ -7,20 +7,19 @@ import inspect
 import pytest
 from hydra.utils import get_class
 
+from bt_policy import acting, app
 from bt_policy.acting import settings
 from common.config import options_for
+from common.distributed import World
 from common.errors import UserError
 from common.launch import composed
 
-METHODS = ("sft", "rlvr", "ppo", "opd", "mopd", "rft", "dpo", "grpo", "rloo", "dapo")
-
 
 @pytest.mark.parametrize("data", ["episodes", "decisions"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", options_for("bt_policy", "method"))
 def test_every_method_composes_with_the_loop(data, method):
     cfg = composed("bt_policy", [f"method={method}", f"data={data}", "rounds=2"])
-    arguments = settings(cfg.data)
-    inspect.signature(get_class(cfg.data.environment)).bind(encoder=None, seed=0, world=None, **arguments)
+    acting.check(cfg)
 
 
 @pytest.mark.parametrize("rollout", options_for("bt_policy", "rollout"))
@@ -48,3 +47,19 @@ def test_an_environment_that_does_not_exist_is_a_sentence():
     cfg = composed("bt_policy", ["method=ppo", "data=episodes", "data.environment=nowhere.Task"])
     with pytest.raises(UserError, match=r"data\.environment=nowhere\.Task cannot be imported"):
         environment(cfg, type("Policy", (), {"encoder": None})(), None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("data.reward=sucess", r"data\.reward=sucess .* Did you mean success"),
+        ("data.kinds=[bal]", r"data\.kinds=bal .* Did you mean ball"),
+        ("data.episodes=0", r"data\.episodes=0 must be a whole number"),
+        ("data.levels=[BabyAI-GoToObj-v9]", "BabyAI-GoToObj-v9"),
+        ("+data.colour=red", "does not take these settings: .*colour"),
+    ],
+)
+def test_a_wrong_setting_is_a_sentence_before_a_model_is_looked_for(wrong, sentence, tmp_path):
+    cfg = composed("bt_policy", ["method=ppo", "data=episodes", "rounds=1", "model.path=nowhere", wrong])
+    with pytest.raises(UserError, match=sentence):
+        app.build(cfg, tmp_path, World())

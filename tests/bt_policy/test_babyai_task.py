@@ -19,6 +19,15 @@ from common.trainers.rollout import Sampling
 from tests.bt_policy.conftest import make_policy
 
 
+def test_only_the_named_kinds_are_learned_from_and_all_are_evaluated(policy):
+    task = task_of(policy, kinds=["ball", "key"], episodes=12, held_out=24)
+    assert task.subjects == ["ball", "key"]
+    assert len(task.pool) == 12
+    assert {name for name in task.evaluate(policy) if name.startswith("success/")} == {
+        "success/ball", "success/box", "success/key",
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def policy():
     return make_policy()
