@@ -23,9 +23,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from common.errors import UserError
 from common.files import write_text
+from common.sweep import SIBLING
 from common.tracking import read_metrics
 
-SIBLING = "arm://"  # model.teacher=arm://sft is what the arm `sft` of the same sweep and seed left
 PARTS = ("rollout", "publish", "evaluate")
 
 
@@ -56,9 +56,10 @@ def joined(cfg: DictConfig, directory: Path) -> DictConfig:
 
 
 def _sibling(path: str | None, seed: int, directory: Path) -> str | None:
-    if path is None or not path.startswith(SIBLING):
+    named = None if path is None else SIBLING.fullmatch(path)
+    if named is None:
         return path
-    arm = path.removeprefix(SIBLING)
+    arm = named[1]
     folder = directory.parents[1] / arm / f"seed={seed}" / "checkpoints" / "best"
     if not folder.is_dir():
         raise UserError(f"The arm {arm} has left no adapter in {folder}; run it before this one, with the same seed.")

@@ -27,6 +27,7 @@ from common.errors import UserError
 KEY = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[A-Za-z_][\w./@:-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
+OPEN = {"bt_policy": ("model.teachers",), "rlsim": ()}  # maps whose keys are the user's: nothing to misspell
 FLAGS = ("--cfg", "-c", "--package", "-p", "--resolve", "--info", "-i", "--hydra-help", "--version")
 FLAGS += ("--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
@@ -98,6 +99,8 @@ def _rewrite(word: str, line: CommandLine, app: str) -> list[str]:
             raise UserError("resume needs the directory of a run: resume=DIR.")
         line.resume = value.strip("'\"")
         return []
+    if not prefix and any(key == one or key.startswith(f"{one}.") for one in OPEN[app]):
+        return [f"++{word}"]
     group = key.partition("@")[0]
     if group not in all_groups():
         return [word]

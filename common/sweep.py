@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from common.job import FAILURE, JobError
 from common.tracking import clock
 
 Compose = Callable[[Sequence[str]], DictConfig]
+SIBLING = re.compile(r"arm://([^\s,'\"\]}]+)")  # a setting that names what another arm of the sweep leaves
 POLL = 0.5  # seconds between looks at the jobs' directories
 
 
@@ -52,6 +54,15 @@ class Placed:
         """True where it was started at all."""
         return (self.directory / "run.log").is_file()
 
+    @property
+    def needs(self) -> set[str]:
+        """The arms whose results its settings name (`model.teacher=arm://sft`)."""
+        return {arm for text in self.job.overrides for arm in SIBLING.findall(text)}
+
+    def beside(self, arm: str) -> Path:
+        """The result of another arm of the sweep with the same seed."""
+        return self.directory.parents[1] / arm / self.directory.name / "result.json"
+
     def overrides(self, *, quiet: bool) -> list[str]:
         """What the launcher gets. A job that was stopped resumes; a parallel one keeps its log to its file."""
         extra = [f"arm='{self.job.arm}'"]
@@ -77,12 +88,35 @@ def check(app: str, jobs: Sequence[Job], compose: Compose, directory: Path) -> l
         else:
             seed = seeds[rest] = _checked(app, job, compose, alone=len(jobs) == 1).seed
         placed.append(Placed(job, seed, directory / job.arm / f"seed={seed}"))
+    waves(placed)
     for earlier, later in _pairs(placed):
         raise UserError(
             f"Two jobs would write to {later.directory}: "
             f"{' '.join(earlier.job.overrides)} and {' '.join(later.job.overrides)}."
         )
     return placed
+
+
+def waves(jobs: Sequence[Placed]) -> list[list[Placed]]:
+    """The jobs in groups that can run side by side: each behind the arms of its seed that its settings name.
+
+    UserError where a job needs an arm that is neither in the sweep nor done, or where arms need each other.
+    """
+    found: list[list[Placed]] = []
+    left, done = list(jobs), {(job.job.arm, job.seed) for job in jobs if job.finished}
+    while left:
+        ready = [job for job in left if all((arm, job.seed) in done or job.beside(arm).is_file() for arm in job.needs)]
+        if not ready:
+            job = left[0]
+            missing = sorted(job.needs - {other.job.arm for other in jobs if other.seed == job.seed})
+            if missing:
+                both = ",".join([*missing, job.job.arm])
+                raise UserError(f"{job.name} learns from what the arm {missing[0]} leaves; run it too: arm={both}.")
+            raise UserError(f"The arms {', '.join(sorted({one.job.arm for one in left}))} wait for each other.")
+        found.append(ready)
+        done |= {(job.job.arm, job.seed) for job in ready}
+        left = [job for job in left if job not in ready]
+    return found
 
 
 def _checked(app: str, job: Job, compose: Compose, *, alone: bool) -> DictConfig:

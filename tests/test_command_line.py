@@ -8,6 +8,7 @@ import pytest
 
 from common.command_line import parse
 from common.errors import UserError
+from common.launch import composed
 
 
 def overrides(*words: str, app: str = "rlsim") -> list[str]:
@@ -22,6 +23,17 @@ def test_plus_method_and_method_are_the_same(word: str, beside: list[str]):
 
 def test_other_additions_keep_their_plus():
     assert overrides("method=sft", "+note=x", "++seed=1") == ["method=sft", "+note=x", "++seed=1"]
+
+
+def test_a_map_whose_keys_are_the_users_needs_no_plus():
+    words = ("method=mopd", "model.teachers={ball: a}", "model.teachers.box=b", "+model.teachers.key=c")
+    assert overrides(*words, app="bt_policy") == [
+        "method=mopd", "++model.teachers={ball: a}", "++model.teachers.box=b", "+model.teachers.key=c",
+    ]  # fmt: skip
+    cfg = composed("bt_policy", words)
+    assert cfg.model.teachers == {"ball": "a", "box": "b", "key": "c"}
+    with pytest.raises(UserError, match=r"model\.teachers\.box is not a setting of rlsim"):
+        composed("rlsim", ["method=mopd", "model.teachers.box=b"])
 
 
 REFUSED = [

@@ -22,7 +22,7 @@ from common.arms import Settings, expand
 from common.config import all_groups
 from common.errors import UserError
 from common.files import write_text
-from common.sweep import Placed, Progress, check, report
+from common.sweep import Placed, Progress, check, report, waves
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class ArmsSweeper(Sweeper):
         write_text(directory / "multirun.yaml", OmegaConf.to_yaml(self.config))
         launcher = str(self.config.hydra.runtime.choices.get("hydra/launcher"))
         with Progress(placed, directory) as progress:
-            broken = self._run([job for job in placed if not job.finished], quiet=launcher != "basic")
+            broken = None
+            for wave in waves(placed):
+                broken = self._run([job for job in wave if not job.finished], quiet=launcher != "basic") or broken
         report(directory, self.config.experiment or "sweep", progress.failures(broken), placed)
 
     def settings(self, arguments: Sequence[str]) -> Settings:
