@@ -1,18 +1,14 @@
 """Does the simulator do what the reference script does? Step by step, and arm by arm.
 
-    python benchmarks/fidelity.py --reference PATH/rlsim.py                     # steps: loss and gradient of each
-    method
+    python benchmarks/fidelity.py --reference PATH/rlsim.py        # steps: loss and gradient of each method
     for e in single cold weak multi; do python -m rlsim experiment=$e seed=0,1,2,3,4,5,6,7,8,9; done
-    python benchmarks/fidelity.py --reference PATH/rlsim.py --sweeps outputs/rlsim/DIR...   # arms; --write
-    docs/fidelity.md
+    python benchmarks/fidelity.py --reference PATH/rlsim.py --sweeps outputs/rlsim/DIR...  # arms; --write FILE.md
 
 Steps: with equal weights and an equal batch, SFT, RLVR and OPD must give the reference's loss and gradient to 1e-5.
-Sampling
-is taken out of the comparison: both score the same written answers. Arms: the mean final accuracy of each arm and
-subject
-must lie within max(3 standard errors of the difference, 0.03) of what the reference's result files say; arms that learn
-from
-the weak teacher are compared by how far they end from their own teacher.
+Sampling is taken out of the comparison: both score the same written answers. Arms: the mean final accuracy of each arm
+and subject must lie within max(3 standard errors of the difference, 0.03) of what the reference's result files say;
+arms that learn from the weak teacher are compared by how far they end from their own teacher. Seeds and arms may be
+spread over several sweeps.
 """
 
 from __future__ import annotations
@@ -167,49 +163,85 @@ def compare(theirs: list[float], ours: list[float]) -> tuple[float, bool]:
     return allowed, abs(float(np.mean(theirs)) - float(np.mean(ours))) <= allowed
 
 
+def merged(sweeps: list[Path]) -> dict[str, dict[tuple[str, str], list[float]]]:
+    """Experiment -> what `finals` gives, over all sweeps of it: seeds and arms may have been run apart.
+
+    `rlvr` of `weak` is the same computation as that of `single`, and stands in where it was not run again.
+    """
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for directory in sweeps:
+        for path in sorted((directory / "results").glob("*.json")):
+            for key, values in finals(json.loads(path.read_text())).items():
+                found.setdefault(path.stem, {}).setdefault(key, []).extend(values)
+    if "weak" in found and ("rlvr", "+") in found.get("single", {}):
+        found["weak"].setdefault(("rlvr", "+"), found["single"]["rlvr", "+"])
+    return found
+
+
 def arms(reference: Path, sweeps: list[Path], weak_accuracy: float | None) -> tuple[list[str], bool]:
     """Markdown rows of every arm and subject, and whether all of them agree."""
     lines, all_kept = [], True
-    their_weak = json.loads((reference / "teachers" / "accuracy.json").read_text())["add-weak"]["+"]
-    for directory in sweeps:
-        for path in sorted((directory / "results").glob("*.json")):
-            theirs, mine = finals(json.loads((reference / path.name).read_text())), finals(json.loads(path.read_text()))
-            for key, their_values in theirs.items():
-                arm, subject = key
-                our_values, note = mine[key], ""
-                if arm.endswith("-weak") and weak_accuracy is not None:
-                    their_values = [value - their_weak for value in their_values]
-                    our_values = [value - weak_accuracy for value in our_values]
-                    note = " (minus its teacher's)"
-                allowed, kept = compare(their_values, our_values)
-                all_kept &= kept
-                lines.append(
-                    f"| {path.stem} | {arm}{note} | {subject} | {np.mean(their_values):.3f} ({len(their_values)}) "
-                    f"| {np.mean(our_values):.3f} ({len(our_values)}) "
-                    f"| {np.mean(our_values) - np.mean(their_values):+.3f} "
-                    f"| {allowed:.3f} | {'yes' if kept else '**no**'} |"
-                )
+    for name, mine in merged(sweeps).items():
+        theirs = finals(json.loads((reference / f"{name}.json").read_text()))
+        for key, their_values in theirs.items():
+            arm, subject = key
+            our_values, note = mine[key], ""
+            if arm.endswith("-weak") and weak_accuracy is not None:
+                their_values = [value - their_weak(reference) for value in their_values]
+                our_values = [value - weak_accuracy for value in our_values]
+                note = " (minus its teacher's)"
+            allowed, kept = compare(their_values, our_values)
+            all_kept &= kept
+            lines.append(
+                f"| {name} | {arm}{note} | {subject} | {np.mean(their_values):.3f} ({len(their_values)}) "
+                f"| {np.mean(our_values):.3f} ({len(our_values)}) "
+                f"| {np.mean(our_values) - np.mean(their_values):+.3f} "
+                f"| {allowed:.3f} | {'yes' if kept else '**no**'} |"
+            )
     return lines, all_kept
 
 
-def weak_teacher_accuracy(cache: Path) -> float | None:
-    """Test accuracy of the weak teacher in the cache, or None where it was never built."""
+def their_weak(reference: Path) -> float:
+    """Test accuracy of the reference's weak teacher."""
+    return json.loads((reference / "teachers" / "accuracy.json").read_text())["add-weak"]["+"]
+
+
+def weak_runs(sweeps: list[Path], cache: Path) -> list[tuple[str, int, float, float]]:
+    """(method, updates of the teacher, final accuracy, the teacher's test accuracy) of every run with a weak teacher.
+
+    A run names its teacher by the report of its training; the weights are looked up in the cache.
+    """
+    known: dict[str, float] = {}
+    found = []
+    for path in sorted(path for directory in sweeps for path in directory.glob("*/*/result.json")):
+        result = json.loads(path.read_text())
+        for name, report in (result.get("teacher_reports") or {}).items():
+            if "weak" in name:
+                mark = json.dumps(report, sort_keys=True)
+                known.setdefault(mark, accuracy_of(report, cache))
+                found.append((result["method"], report["steps"], result["final"]["+"], known[mark]))
+    return found
+
+
+def accuracy_of(report: dict[str, float], cache: Path) -> float:
+    """Test accuracy on addition of the cached teacher with this report."""
     from rlsim.arithmetic import ArithmeticTask
     from rlsim.curriculum import Curriculum
     from rlsim.policy import load_policy
 
-    for report in sorted(cache.glob("teacher-*/report.json")):
-        if 0.6 < json.loads(report.read_text()).get("+", 0.0) < 0.9:
+    for path in cache.glob("teacher-*/report.json"):
+        if json.loads(path.read_text()) == report:
             task = ArithmeticTask(FORM, Curriculum.always(["+"]), FORM.fixed(12345, 2000), seed=0)
-            right, asked = task.evaluate(load_policy(report.parent, end_id=None))["acc/+"]
+            right, asked = task.evaluate(load_policy(path.parent, end_id=None))["acc/+"]
             return right / asked
-    return None
+    raise SystemExit(f"no teacher with the report {report} in {cache}; give --cache")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, required=True, help="the reference script; its results lie beside it")
     parser.add_argument("--sweeps", type=Path, nargs="*", default=[], help="directories of finished experiments")
+    parser.add_argument("--weak-teachers", type=Path, nargs="*", default=[], help="sweeps over other weak teachers")
     parser.add_argument("--cache", type=Path, default=Path("outputs/cache"))
     parser.add_argument("--write", type=Path, help="replace the tables in this file, below its mark")
     args = parser.parse_args()
@@ -218,13 +250,21 @@ def main() -> int:
     text += [f"| {name} | {loss:.6f} | {gap:.1e} | {worst:.1e} |" for name, loss, gap, worst in measured]
     good = all(gap <= TOLERANCE and worst <= TOLERANCE for _, _, gap, worst in measured)
     if args.sweeps:
-        weak = weak_teacher_accuracy(args.cache)
+        weak = next((teacher for _, _, _, teacher in weak_runs(args.sweeps, args.cache)), None)
         rows, kept = arms(args.reference.parent / "results", args.sweeps, weak)
         good &= kept
         text += ["", "| experiment | arm | subject | reference (n) | ours (n) | difference | allowed | within |"]
         text += ["|---|---|---|---|---|---|---|---|", *rows]
         if weak is not None:
-            text += ["", f"The weak teacher's own test accuracy: reference 0.747, ours {weak:.3f}."]
+            theirs = their_weak(args.reference.parent / "results")
+            text += ["", f"The weak teacher's own test accuracy: reference {theirs:.3f}, ours {weak:.3f}."]
+    if args.weak_teachers:
+        text += ["", "| weak teacher, stopped after | its test accuracy | method | student | difference |"]
+        text += ["|---|---|---|---|---|"]
+        text += [
+            f"| {updates} updates | {teacher:.3f} | {method} | {student:.3f} | {student - teacher:+.3f} |"
+            for method, updates, student, teacher in weak_runs(args.weak_teachers, args.cache)
+        ]
     print("\n".join(text))
     if args.write:
         prose = args.write.read_text(encoding="utf-8").split(MARK)[0] if args.write.exists() else ""

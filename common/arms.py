@@ -34,7 +34,7 @@ def expand(arms: Mapping[str, Sequence[str]], settings: Settings, groups: Sequen
     names itself in an arm's name (teachers=weak -> "weak", steps=100 -> "steps=100").
     """
     settings = dict(settings)
-    chosen = _narrow({name: _as_settings(overrides, name) for name, overrides in arms.items()}, settings)
+    chosen = _narrow({name: _as_settings(overrides, name, groups) for name, overrides in arms.items()}, settings)
     jobs = [job for name, own in chosen.items() for job in _multiply(name, own | settings, groups)]
     twice = [job for job, times in Counter(jobs).items() if times > 1]
     if twice:
@@ -42,14 +42,14 @@ def expand(arms: Mapping[str, Sequence[str]], settings: Settings, groups: Sequen
     return jobs
 
 
-def _as_settings(overrides: Sequence[str], arm: str) -> Settings:
-    """An arm's own overrides by key."""
+def _as_settings(overrides: Sequence[str], arm: str, groups: Sequence[str]) -> Settings:
+    """An arm's own overrides by key, with its prefix unless it names a group: `+method=x` is `method=x`."""
     own = {}
     for override in overrides:
         key, value = split(str(override))
         if not key or not value:
             raise UserError(f"arms.{arm}: {override} is not key=value.")
-        own[key] = [value]
+        own[key if key in groups else str(override).partition("=")[0]] = [value]
     return own
 
 

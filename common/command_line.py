@@ -99,12 +99,18 @@ def _rewrite(word: str, line: CommandLine, app: str) -> list[str]:
             raise UserError("resume needs the directory of a run: resume=DIR.")
         line.resume = value.strip("'\"")
         return []
-    if not prefix and any(key == one or key.startswith(f"{one}.") for one in OPEN[app]):
-        return [f"++{word}"]
+    if opened(word, app) != word:
+        return [opened(word, app)]
     group = key.partition("@")[0]
     if group not in all_groups():
         return [word]
     return [_choice(prefix, key, value, line.folders, app)]
+
+
+def opened(word: str, app: str) -> str:
+    """The override, with the prefix that Hydra wants where it adds a key to a map of the user's."""
+    key = re.split("=", word, maxsplit=1)[0]
+    return f"++{word}" if any(key == one or key.startswith(f"{one}.") for one in OPEN[app]) else word
 
 
 def _choice(prefix: str, key: str, value: str | None, folders: Sequence[Path], app: str) -> str:

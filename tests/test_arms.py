@@ -77,6 +77,12 @@ def test_the_same_job_twice_is_refused():
         jobs({"seed": ["1", "1"]})
 
 
+def test_an_arm_may_add_a_key_and_the_command_line_may_replace_it():
+    arms = {"a": ["+method=opd", "++model.teachers={ball: x}"]}
+    assert jobs({}, arms) == [("a", {"method=opd", "++model.teachers={ball: x}"})]
+    assert jobs({"++model.teachers": ["{ball: y}"]}, arms) == [("a", {"method=opd", "++model.teachers={ball: y}"})]
+
+
 def test_an_arm_that_is_no_list_of_overrides_is_refused():
     with pytest.raises(UserError, match=r"arms\.a: method is not key=value"):
         jobs({}, {"a": ["method"]})

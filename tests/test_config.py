@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, open_dict
 
 from common import config
+from common.arms import expand
+from common.command_line import opened
 from common.errors import UserError
+from common.sweep import check
 
 APPS = config.APPS
 
@@ -97,14 +101,17 @@ def test_every_setting_of_the_primary_configuration_is_explained(app: str):
     assert [line for line in settings if "  # " not in line] == []
 
 
-@pytest.mark.parametrize("experiment", config.options_for("rlsim", "experiment"))
-def test_every_arm_of_every_experiment_is_a_valid_run(experiment: str):
-    arms = composed("rlsim", f"experiment={experiment}").arms
-    assert arms
-    for arm, overrides in arms.items():
-        cfg = composed("rlsim", f"experiment={experiment}", *overrides)
-        config.validate(cfg, "rlsim")
-        assert cfg.experiment == experiment, arm
+@pytest.mark.parametrize(
+    ("app", "experiment"), [(app, name) for app in APPS for name in config.options_for(app, "experiment")]
+)
+def test_every_arm_of_every_experiment_is_a_valid_run(app: str, experiment: str, tmp_path: Path):
+    with initialize_config_dir(str(config.conf_directory()), version_base="1.3"):
+        arms = compose(app, [f"experiment={experiment}"]).arms
+        assert arms
+        opened_arms = {arm: [opened(text, app) for text in overrides] for arm, overrides in arms.items()}
+        jobs = expand(opened_arms, {"experiment": [experiment], "seed": ["0"]}, config.all_groups())
+        placed = check(app, jobs, lambda overrides: compose(app, list(overrides)), tmp_path)
+    assert [job.job.arm for job in placed] == list(arms)
 
 
 def test_the_experiments_have_the_arms_of_the_reference():

@@ -19,6 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from common.arms import Settings, expand
+from common.command_line import opened
 from common.config import all_groups
 from common.errors import UserError
 from common.files import write_text
@@ -43,7 +44,8 @@ class ArmsSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Called by Hydra with the command line's overrides."""
         app, directory = self.config.app, Path(self.config.hydra.sweep.dir)
-        jobs = expand(self.config.arms or {}, self.settings(arguments), all_groups())
+        arms = {name: [opened(str(text), app) for text in own] for name, own in (self.config.arms or {}).items()}
+        jobs = expand(arms, self.settings(arguments), all_groups())
         placed = check(app, jobs, self.compose, directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "multirun.yaml", OmegaConf.to_yaml(self.config))
