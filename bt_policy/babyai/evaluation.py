@@ -18,6 +18,7 @@ from bt_policy.babyai.episodes import (
     Choice,
     Chooser,
     Episode,
+    Start,
     as_expert,
     at_random,
     choose_with,
@@ -32,6 +33,7 @@ from common.interfaces import Policy
 from common.seeding import uniforms
 
 DECISIONS = 6
+AT_ONCE = 256  # episodes
 SWAPPED = {"ball": "box", "box": "key", "key": "ball"}
 
 
@@ -64,6 +66,19 @@ def mean(values: Sequence[float]) -> Figure:
     return Figure(m, m - half, m + half, n)
 
 
+def gain(after: Sequence[bool], before: Sequence[bool]) -> Figure:
+    """The mean difference of the same trials' outcomes: what they have in common cancels."""
+    return mean([float(a) - float(b) for a, b in zip(after, before, strict=True)])
+
+
+def greedy(policy: Policy, encoder: Encoder, starts: Sequence[Start], memory: int | None) -> list[Episode]:
+    """One greedy episode a start."""
+    chooser, episodes = choose_with(policy, encoder), []
+    for at in range(0, len(starts), AT_ONCE):
+        episodes += play(starts[at : at + AT_ONCE], _numbered(chooser, at), decisions=DECISIONS, memory=memory)
+    return episodes
+
+
 def pass_at(k: int, n: int, hits: int) -> float:
     """The chance that at least one of k answers is right, from `hits` right ones of n (arXiv 2107.03374)."""
     return 1.0 - math.comb(n - hits, k) / math.comb(n, k)
@@ -91,8 +106,8 @@ def table(
     def played(chooser: Chooser, many: int = 1) -> list[Episode]:
         repeated = [start for start in starts for _ in range(many)]
         episodes = []
-        for at in range(0, len(repeated), 256):
-            episodes += play(repeated[at : at + 256], _numbered(chooser, at), decisions=DECISIONS, memory=memory)
+        for at in range(0, len(repeated), AT_ONCE):
+            episodes += play(repeated[at : at + AT_ONCE], _numbered(chooser, at), decisions=DECISIONS, memory=memory)
         return episodes
 
     numbers = further_uniforms(uniforms(seed, "evaluation", 0, len(starts) * samples, policy.answer_len))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 pytest.importorskip("minigrid")
 
 from bt_policy.babyai import ROOM_6
-from bt_policy.babyai.evaluation import mean, pass_at, share, table
+from bt_policy.babyai.evaluation import Figure, gain, mean, pass_at, share, table
+from bt_policy.evaluate import run
+from common.errors import UserError
 from tests.bt_policy.conftest import make_policy
 
 
@@ -41,3 +44,19 @@ def test_the_table_has_floor_and_ceiling_and_all_figures():
     assert rows["sampled"]["pass@1"].mean == pytest.approx(rows["sampled"]["success"].mean)
     assert rows["sampled"]["pass@2"].mean >= rows["sampled"]["pass@1"].mean
     assert {"code = expert", "code on a shortest path", "swap test"} <= rows["greedy"].keys()
+
+
+def test_a_gain_is_paired():
+    assert gain([True, True, False], [True, True, False]) == Figure(0.0, 0.0, 0.0, 3)
+    figure = gain([True] * 8, [True, False] * 4)
+    assert (figure.mean, figure.n) == (0.5, 8)
+    assert figure.low == pytest.approx(0.5 - 1.959964 * math.sqrt(8 * 0.25 / 7 / 8))
+
+
+def test_an_adapter_is_put_beside_another():
+    words = ["data.held_out=6", "samples=1", f"data.levels=[{ROOM_6}]", "model.adapter=package://tiny/adapter"]
+    printed = run([*words, "against=package://tiny/adapter"])
+    assert "success over package://tiny/adapter 0.000 (0.000 .. 0.000, n=6)" in printed
+    assert "success over base" in run([*words, "against=base"])
+    with pytest.raises(UserError, match="samples=0 must be"):
+        run(["samples=0"])
