@@ -8,7 +8,7 @@ EXTRAS := test,env,slurm
 SEEDS ?= 0,1,2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-vllm lint format experiments tiny bench clean
+.PHONY: help install demo test test-slow test-vllm lint format experiments tiny bench mutants clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,8 +59,11 @@ experiments: $(STAMP) ## the four experiments of the simulator, every arm, SEEDS
 tiny: $(STAMP) ## make the shipped tiny vision-language model again (bt_policy/tiny/; some 10 minutes)
 	@$(BIN)/python -m bt_policy.tiny.make
 
-bench: $(STAMP) ## the benchmarks; they print ratios
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(STAMP) ## the simulator's speed as ratios, and the VLM trainer beside the one it replaces
+	@for name in hot_path bt_reference; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+mutants: $(STAMP) ## inject classic bugs one at a time: which test catches each? (some 20 minutes)
+	@$(BIN)/python benchmarks/mutants.py
 
 clean: ## remove caches and .venv; outputs/ stays
 	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build

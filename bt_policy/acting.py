@@ -19,7 +19,15 @@ from common.distributed import World
 from common.errors import UserError
 from common.interfaces import Policy, Task
 
-OURS = ("app", "name", "environment", "sampler", "code_levels", "sft_targets")  # keys that are not the class's own
+OURS = (
+    "app",
+    "name",
+    "environment",
+    "sampler",
+    "code_levels",
+    "sft_targets",
+    "rows_per_round",
+)  # keys that are not the class's own
 
 
 def acts(cfg: DictConfig) -> bool:

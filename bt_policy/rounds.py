@@ -1,6 +1,6 @@
 """Rounds of the closed loop: roll out, update, evaluate. What bounds them, and the record they leave.
 
-`rounds=N` means the same for every method: N times `model.recipe.rows_per_round` sampled (or copied) answers. PPO makes
+`rounds=N` means the same for every method: N times `data.rows_per_round` sampled (or copied) answers. PPO makes
 several passes over a round; a method of one update a sample makes rows_per_round / rows_per_update of them.
 
 rounds.jsonl has a line an evaluation (the first before any update): round, updates, seconds since the start; of those
