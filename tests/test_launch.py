@@ -310,7 +310,7 @@ def test_questions_are_answered_without_torch(words: list[str], module: str, tmp
 
 def test_help_shows_the_applications_own_choices(tmp_path: Path):
     text = real("--help", cwd=tmp_path).stdout
-    assert text.index("* gpt ") < text.index("(qwen3_5_9b, qwen3_5_tiny: for bt_policy)")
+    assert text.index("* gpt ") < text.index("(qwen3_5_9b, qwen3_5_tiny, qwen3_5_tiny_rounds: for bt_policy)")
     assert all(f" {name} " in text for name in ("sft", "rlvr", "ppo", "opd", "mopd", "single", "cold", "weak", "multi"))
 
 
