@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bt_policy.places import located
 from common.errors import UserError
 
 log = logging.getLogger(__name__)
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # owner/model
 
 
 def load(
@@ -23,6 +25,8 @@ def load(
 ) -> tuple[Any, Any, Any]:
     """(model, tokenizer, image processor). UserError says where weights were looked for. `dtype` is a torch name."""
     where = located(path)
+    if not Path(where).is_dir() and not HUB_NAME.fullmatch(path):  # the hub would be asked for half a minute
+        raise UserError(f"model.path={path}: there is no such folder in {Path.cwd()}, and it is no name on the hub.")
     if device.type == "cuda" and not kernels:
         _warn_about_kernels()
     hf_logging.disable_progress_bar()

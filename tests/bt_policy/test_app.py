@@ -149,10 +149,19 @@ def test_bad_rows_are_said_before_the_model_is_loaded(world, tmp_path):
         go(tmp_path / "run", config(world, "method=sft", f"data.train={path}", "model.path=nowhere"))
 
 
-def test_missing_weights_are_one_sentence_that_says_where_they_are_looked_for(world, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("nowhere", r"model\.path=nowhere: there is no such folder in .*, and it is no name on the hub"),
+        ("nobody/nothing", r"model\.path=nobody/nothing has no weights: there is no such folder in "),
+    ],
+)
+def test_missing_weights_are_one_sentence_that_says_where_they_are_looked_for(
+    world, tmp_path, monkeypatch, path, sentence
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # its variable is read at import only
-    with pytest.raises(UserError, match=r"model\.path=nowhere has no weights: there is no such folder in "):
-        go(tmp_path / "run", config(world, "method=sft", "model.path=nowhere"))
+    with pytest.raises(UserError, match=sentence):
+        go(tmp_path / "run", config(world, "method=sft", f"model.path={path}"))
 
 
 WRONG = {
