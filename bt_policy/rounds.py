@@ -110,19 +110,21 @@ def picture_below(directory: Path) -> Path | None:
 
 
 def picture(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Success against seconds, a line a run."""
+    """Success against seconds, a line a run. A seed that all of them share is not repeated."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    ends = {name.rpartition("/")[2] for name in runs}
+    shared = f"/{ends.pop()}" if len(ends) == 1 and len(runs) > 1 else ""
+    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     for name, found in runs.items():
         seconds, success = [line["seconds"] for line in found], [100 * line["success"] for line in found]
-        axes.plot(seconds, success, marker="o", label=name)
+        axes.plot(seconds, success, marker="o", markersize=4, label=name.removesuffix(shared))
     axes.set(xlabel="seconds", ylabel="success on held-out seeds, %", ylim=(0, 101))
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(title=shared.removeprefix("/") or None, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
