@@ -166,15 +166,17 @@ def compare(theirs: list[float], ours: list[float]) -> tuple[float, bool]:
 def merged(sweeps: list[Path]) -> dict[str, dict[tuple[str, str], list[float]]]:
     """Experiment -> what `finals` gives, over all sweeps of it: seeds and arms may have been run apart.
 
-    `rlvr` of `weak` is the same computation as that of `single`, and stands in where it was not run again.
+    `rlvr` of `weak` is the same computation as that of `single`, bit for bit: the one with more seeds counts for both.
     """
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
     for directory in sweeps:
         for path in sorted((directory / "results").glob("*.json")):
             for key, values in finals(json.loads(path.read_text())).items():
                 found.setdefault(path.stem, {}).setdefault(key, []).extend(values)
-    if "weak" in found and ("rlvr", "+") in found.get("single", {}):
-        found["weak"].setdefault(("rlvr", "+"), found["single"]["rlvr", "+"])
+    if "weak" in found:
+        found["weak"]["rlvr", "+"] = max(
+            (found.get(name, {}).get(("rlvr", "+"), []) for name in ("weak", "single")), key=len
+        )
     return found
 
 
