@@ -71,12 +71,17 @@ def gain(after: Sequence[bool], before: Sequence[bool]) -> Figure:
     return mean([float(a) - float(b) for a, b in zip(after, before, strict=True)])
 
 
-def greedy(policy: Policy, encoder: Encoder, starts: Sequence[Start], memory: int | None) -> list[Episode]:
-    """One greedy episode a start."""
-    chooser, episodes = choose_with(policy, encoder), []
+def played(chooser: Chooser, starts: Sequence[Start], memory: int | None) -> list[Episode]:
+    """One episode a start, so many at once."""
+    episodes: list[Episode] = []
     for at in range(0, len(starts), AT_ONCE):
         episodes += play(starts[at : at + AT_ONCE], _numbered(chooser, at), decisions=DECISIONS, memory=memory)
     return episodes
+
+
+def greedy(policy: Policy, encoder: Encoder, starts: Sequence[Start], memory: int | None) -> list[Episode]:
+    """One greedy episode a start."""
+    return played(choose_with(policy, encoder), starts, memory)
 
 
 def pass_at(k: int, n: int, hits: int) -> float:
@@ -103,18 +108,12 @@ def table(
     """Row (who decides) -> column -> figure."""
     starts = held_out_starts(levels, held_out)
 
-    def played(chooser: Chooser, many: int = 1) -> list[Episode]:
-        repeated = [start for start in starts for _ in range(many)]
-        episodes = []
-        for at in range(0, len(repeated), AT_ONCE):
-            episodes += play(repeated[at : at + AT_ONCE], _numbered(chooser, at), decisions=DECISIONS, memory=memory)
-        return episodes
-
     numbers = further_uniforms(uniforms(seed, "evaluation", 0, len(starts) * samples, policy.answer_len))
-    sampled = played(choose_with(policy, encoder, uniforms=numbers), samples)
+    repeated = [start for start in starts for _ in range(samples)]
+    sampled = played(choose_with(policy, encoder, uniforms=numbers), repeated, memory)
     rows = {
-        "chance": described(played(at_random(seed))),
-        "greedy": described(played(choose_with(policy, encoder))),
+        "chance": described(played(at_random(seed), starts, memory)),
+        "greedy": described(greedy(policy, encoder, starts, memory)),
         "sampled": described(sampled),
         "expert": described(play(starts, as_expert(), decisions=4 * DECISIONS)),
     }

@@ -25,6 +25,7 @@ def test_every_method_composes_with_the_loop(data, method):
 @pytest.mark.parametrize("rollout", options_for("bt_policy", "rollout"))
 def test_every_sampler_takes_what_its_file_holds(rollout):
     cfg = composed("bt_policy", ["method=ppo", "data=episodes", f"rollout={rollout}"])
+    assert ("sampler" in cfg.rollout) == (rollout != "hf")  # hf is the policy itself
     if "sampler" in cfg.rollout:
         inspect.signature(get_class(cfg.rollout.sampler)).bind(
             policy=None, world=None, directory=None, **settings(cfg.rollout)
